@@ -1,0 +1,351 @@
+"""The decoder-only transformer, in Flax NNX inside and pure functions outside.
+
+Layers are stacked on a leading axis and scanned, so that compile time does not grow with depth. The
+module graph is split once, when the model is made; a train step never walks it.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxpost import attention
+from jaxpost.models.model import Cache, LoRA, Model, ModelCard, Remat, Rope, TransformerConfig
+from jaxpost.typing import Array, Float, Int, Params
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def lora_rank_and_scale(lora: LoRA | None, name: str) -> tuple[int, float] | None:
+    """Rank and scale of the adapter on projection `name`, or None where there is none."""
+    if lora is None or not any(re.fullmatch(target, name) for target in lora.targets):
+        return None
+    rank, alpha = dict(lora.ranks).get(name, lora.rank), dict(lora.alphas).get(name, lora.alpha)
+    return rank, alpha / (math.sqrt(rank) if lora.rank_stabilized else rank)
+
+
+class Linear(nnx.Module):
+    """`y = x W + b`, plus a LoRA term where the configuration asks for one."""
+
+    def __init__(self, config: TransformerConfig, name: str, d_in: int, d_out: int, bias: bool, key):
+        kernel_key, lora_key = jax.random.split(key)
+        self.kernel = nnx.Param(jax.random.normal(kernel_key, (d_in, d_out)) * config.init_std)
+        self.bias = nnx.Param(jnp.zeros(d_out)) if bias else None
+        adapter = lora_rank_and_scale(config.lora, name)
+        self.lora_scale = adapter[1] if adapter else 0.0
+        if adapter:
+            bound = 1 / math.sqrt(d_in)
+            shape = (d_in, adapter[0])
+            self.lora_a = nnx.Param(jax.random.uniform(lora_key, shape, minval=-bound, maxval=bound))
+            self.lora_b = nnx.Param(jnp.zeros((adapter[0], d_out)))
+        else:
+            self.lora_a = self.lora_b = None
+
+    def __call__(self, x: Array) -> Array:
+        y = x @ self.kernel[...].astype(x.dtype)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(x.dtype)
+        if self.lora_a is not None and self.lora_b is not None:
+            low = x @ self.lora_a[...].astype(x.dtype)
+            y = y + self.lora_scale * (low @ self.lora_b[...].astype(x.dtype))
+        return y
+
+
+class RMSNorm(nnx.Module):
+    """`x / sqrt(mean(x²) + eps) · (offset + scale)`, computed in float32."""
+
+    def __init__(self, config: TransformerConfig, width: int):
+        self.scale = nnx.Param(jnp.full(width, 1.0 - config.norm_offset))
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+
+    def __call__(self, x: Array) -> Array:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        return (x32 * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+
+
+class Block(nnx.Module):
+    """One layer: attention and gated MLP, each behind a norm (and before one, if sandwiched)."""
+
+    def __init__(self, config: TransformerConfig, key):
+        self.config = config
+        width, kv_width = config.width, config.kv_heads * config.head_dim
+        q_width = config.heads * config.head_dim
+        keys = iter(jax.random.split(key, 7))
+
+        def linear(name, d_in, d_out, bias):
+            return Linear(config, name, d_in, d_out, bias, next(keys))
+
+        self.attn_norm = RMSNorm(config, width)
+        self.q_proj = linear("q_proj", width, q_width, config.qkv_bias)
+        self.k_proj = linear("k_proj", width, kv_width, config.qkv_bias)
+        self.v_proj = linear("v_proj", width, kv_width, config.qkv_bias)
+        self.o_proj = linear("o_proj", q_width, width, config.out_bias)
+        self.q_norm = RMSNorm(config, config.head_dim) if config.qk_norm else None
+        self.k_norm = RMSNorm(config, config.head_dim) if config.qk_norm else None
+        self.post_attn_norm = RMSNorm(config, width) if config.sandwich_norms else None
+        self.mlp_norm = RMSNorm(config, width)
+        self.gate_proj = linear("gate_proj", width, config.mlp_width, config.mlp_bias)
+        self.up_proj = linear("up_proj", width, config.mlp_width, config.mlp_bias)
+        self.down_proj = linear("down_proj", config.mlp_width, width, config.mlp_bias)
+        self.post_mlp_norm = RMSNorm(config, width) if config.sandwich_norms else None
+
+    def queries_keys_values(self, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        x = self.attn_norm(x)
+        heads = (*x.shape[:-1], -1, self.config.head_dim)
+        q, k = self.q_proj(x).reshape(heads), self.k_proj(x).reshape(heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return rotate(q, rope), rotate(k, rope), self.v_proj(x).reshape(heads)
+
+    def finish(self, x: Array, attended: Array) -> Array:
+        """The rest of the layer: output projection, residual, MLP, residual."""
+        y = self.o_proj(attended.reshape(*x.shape[:-1], -1))
+        x = x + (self.post_attn_norm(y) if self.post_attn_norm is not None else y)
+        h = self.mlp_norm(x)
+        y = self.down_proj(ACTIVATIONS[self.config.activation](self.gate_proj(h)) * self.up_proj(h))
+        return x + (self.post_mlp_norm(y) if self.post_mlp_norm is not None else y)
+
+
+class Transformer(nnx.Module):
+    """Embedding, stacked blocks, final norm and (unless tied) an output head."""
+
+    def __init__(self, config: TransformerConfig, key):
+        self.config = config
+        embed_key, layers_key, head_key = jax.random.split(key, 3)
+        shape = (config.vocab_size, config.width)
+        self.embedding = nnx.Param(jax.random.normal(embed_key, shape) * config.init_std)
+        layer_keys = jax.random.split(layers_key, config.layers)
+        self.layers = nnx.vmap(lambda k: Block(config, k))(layer_keys)
+        self.final_norm = RMSNorm(config, config.width)
+        self.lm_head = (
+            None
+            if config.tied_embeddings
+            else nnx.Param(jax.random.normal(head_key, shape) * config.init_std)
+        )
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        x = self.embedding[...][tokens].astype(self.config.compute_dtype)
+        return x * jnp.asarray(self.config.embed_scale, x.dtype)
+
+    def __call__(self, tokens, segment_ids=None, positions=None, noise=None) -> Array:
+        config = self.config
+        if segment_ids is None:
+            segment_ids = jnp.ones_like(tokens)
+        if positions is None:
+            positions = positions_of(segment_ids)
+        x = self.embed(tokens)
+        if noise is not None:
+            x = x + noise.astype(x.dtype)
+        ropes = Ropes(config, positions)
+        graph, stacked = nnx.split(self.layers)
+
+        def layer(x, scanned):
+            params, local = scanned
+            block = nnx.merge(graph, params)
+            q, k, v = block.queries_keys_values(x, ropes.of(local))
+            attended = attention.attend(
+                q,
+                k,
+                v,
+                segment_ids,
+                scale=config.query_scale,
+                window=window_of(config, local, tokens.shape[1]),
+                softcap=config.attn_softcap,
+            )
+            return block.finish(x, attended), None
+
+        x, _ = jax.lax.scan(rematerialize(layer, config.remat), x, (stacked, local_layers(config)))
+        return self.final_norm(x)
+
+    def decode(self, tokens, cache: Cache, starts) -> tuple[Array, Cache]:
+        config = self.config
+        positions = starts[:, None] + jnp.arange(tokens.shape[1])
+        ropes = Ropes(config, positions)
+        graph, stacked = nnx.split(self.layers)
+        length = cache.keys.shape[3]
+        age = positions[:, :, None] - jnp.arange(length)
+
+        def layer(carry, scanned):
+            x, keys, values = carry
+            params, local, index = scanned
+            block = nnx.merge(graph, params)
+            q, k, v = block.queries_keys_values(x, ropes.of(local))
+            keys, values = write(keys, k, index, starts), write(values, v, index, starts)
+            visible = age >= 0
+            window = window_of(config, local, length)
+            if window is not None:
+                visible &= age < window
+            attended = attention.attend_masked(
+                q,
+                jnp.swapaxes(keys[index], 1, 2).astype(q.dtype),
+                jnp.swapaxes(values[index], 1, 2).astype(q.dtype),
+                visible,
+                scale=config.query_scale,
+                softcap=config.attn_softcap,
+            )
+            return (block.finish(x, attended), keys, values), None
+
+        scanned = (stacked, local_layers(config), jnp.arange(config.layers))
+        (x, keys, values), _ = jax.lax.scan(layer, (self.embed(tokens), *cache), scanned)
+        return self.final_norm(x), Cache(keys, values)
+
+    def head(self) -> Float[Array, "V D"]:
+        return self.embedding[...] if self.lm_head is None else self.lm_head[...]
+
+
+class Ropes:
+    """Cosines and sines of the global rope and, where the model has one, of the local rope."""
+
+    def __init__(self, config: TransformerConfig, positions: Int[Array, "B T"]):
+        self.everywhere = rope_tables(config.rope, config.head_dim, positions)
+        self.nearby = (
+            rope_tables(config.rope_local, config.head_dim, positions)
+            if config.rope_local is not None
+            else None
+        )
+
+    def of(self, local: Array) -> tuple[Array, Array]:
+        if self.nearby is None:
+            return self.everywhere
+        cos, sin = (jnp.where(local, a, b) for a, b in zip(self.nearby, self.everywhere, strict=True))
+        return cos, sin
+
+
+def rope_tables(rope: Rope, head_dim: int, positions: Int[Array, "B T"]) -> tuple[Array, Array]:
+    """Cosine and sine [B, T, 1, head_dim/2] of every position's rotation angles."""
+    frequencies, attention_factor = rope_frequencies(rope, head_dim)
+    angles = positions[..., None, None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return jnp.cos(angles) * attention_factor, jnp.sin(angles) * attention_factor
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
+    """Angular frequencies [head_dim/2] in radians a position, and the factor on cos and sin."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    plain = rope.theta**-exponents
+    if rope.kind == "default":
+        return plain, 1.0
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        turns = rope.original_max_positions * plain / (2 * np.pi)
+        blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        blend = np.clip(blend, 0.0, 1.0)
+        return blend * plain + (1 - blend) * plain / rope.factor, 1.0
+    low, high = (
+        head_dim
+        * math.log(rope.original_max_positions / (turns * 2 * math.pi))
+        / (2 * math.log(rope.theta))
+        for turns in (rope.beta_fast, rope.beta_slow)
+    )
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+    factor = rope.attention_factor
+    if factor is None:
+        factor = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+    return ramp * plain / rope.factor + (1 - ramp) * plain, factor
+
+
+def rotate(x: Float[Array, "B T H hd"], rope: tuple[Array, Array]) -> Float[Array, "B T H hd"]:
+    """Rotates the pairs (x[i], x[i + hd/2]) by the angles of their position, in float32."""
+    cos, sin = rope
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def positions_of(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Positions that restart at 0 where the segment id changes: [1,1,2,2,2,0] → [0,1,0,1,2,0]."""
+    index = jnp.arange(segment_ids.shape[1])
+    starts = jnp.concatenate(
+        [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
+    )
+    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+def local_layers(config: TransformerConfig) -> Array:
+    """For each layer, whether it sees only the last `window` positions."""
+    return jnp.asarray(config.local_layers or (False,) * config.layers)
+
+
+def window_of(config: TransformerConfig, local: Array, length: int) -> Array | None:
+    """The layer's window, as a number that hides nothing on global layers; None if none is local."""
+    if config.window is None or not any(config.local_layers) or length <= config.window:
+        return None
+    return jnp.where(local, config.window, length + 1)
+
+
+def write(cache: Array, new: Float[Array, "B S K hd"], layer: Array, starts: Int[Array, "B"]) -> Array:
+    """Writes each row's S new entries at its own start; cache is [L, B, K, length, hd]."""
+    rows = jnp.arange(new.shape[0])[:, None]
+    slots = starts[:, None] + jnp.arange(new.shape[1])
+    return cache.at[layer, rows, :, slots].set(new.astype(cache.dtype))
+
+
+def rematerialize(layer, remat: Remat):
+    """What the backward pass keeps of a layer: all of it, its matrix products, or only its input."""
+    if remat == "none":
+        return layer
+    policies = jax.checkpoint_policies
+    policy = policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+
+def make_model(config: TransformerConfig, card: ModelCard | None = None) -> Model:
+    """The model of an architecture, as pure functions. See `Model` for their signatures."""
+    abstract = nnx.eval_shape(lambda: Transformer(config, jax.random.key(0)))
+    graph, _ = nnx.split(abstract)
+
+    def init(key) -> Mapping[str, Any]:
+        return nnx.to_pure_dict(nnx.state(Transformer(config, key), nnx.Param))
+
+    def apply(params: Params, tokens, segment_ids=None, positions=None, noise=None):
+        return nnx.merge(graph, params)(tokens, segment_ids, positions, noise)
+
+    def head(params: Params):
+        return nnx.merge(graph, params).head()
+
+    def unembed(params: Params, hidden):
+        weights = head(params).astype(hidden.dtype)
+        logits = jnp.einsum("...d,vd->...v", hidden, weights, preferred_element_type=jnp.float32)
+        if config.final_softcap is not None:
+            logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+        return logits
+
+    def init_cache(batch: int, length: int, dtype=None) -> Cache:
+        shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
+        zeros = jnp.zeros(shape, dtype or config.compute_dtype)
+        return Cache(zeros, jnp.zeros_like(zeros))
+
+    def decode(params: Params, tokens, cache: Cache, starts):
+        return nnx.merge(graph, params).decode(tokens, cache, starts)
+
+    card = card or ModelCard({}, {})
+    return Model(config, card, init, apply, head, unembed, init_cache, decode)
+
+
+def logits(
+    model: Model,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"] | None = None,
+    positions: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T V"]:
+    """Next-token logits [B, T, V] in float32: `logits[b, t]` scores the token after `tokens[b, t]`.
+
+    Without `segment_ids` each row is one sequence; with them, attention stays inside a segment
+    (0 is padding by convention, on either side). Without `positions`, they restart with each
+    segment.
+    """
+    return model.unembed(params, model.apply(params, tokens, segment_ids, positions))
