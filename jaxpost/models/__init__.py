@@ -32,7 +32,7 @@ def family_of(hf: Mapping[str, Any]) -> Family:
       ValueError: a model type that is not supported, with the list of those that are.
     """
     model_type = hf.get("model_type")
-    if model_type in FAMILIES:
+    if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
     hint = ""
     if "text_config" in hf or model_type == "gemma3":

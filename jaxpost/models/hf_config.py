@@ -123,11 +123,11 @@ class Fields:
 
     def integer_or_none(self, name: str, default: int | None) -> int | None:
         value = self.get(name, default)
-        return None if value is None else self.integer(name, 0)
+        return None if value is None else self.integer(name, value)
 
     def number_or_none(self, name: str, default: float | None) -> float | None:
         value = self.get(name, default)
-        return None if value is None else self.number(name, 0.0)
+        return None if value is None else self.number(name, value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
