@@ -1,0 +1,19 @@
+"""Models from and to the outside: Hugging Face folders, PEFT adapters, GGUF in."""
+
+from jaxpost.hub.adapters import load_adapter, save_adapter
+from jaxpost.hub.convert import convert
+from jaxpost.hub.load import init_model, load_model
+from jaxpost.hub.save import save_model
+from jaxpost.models.lora import add_lora, merge, trainable
+
+__all__ = [
+    "add_lora",
+    "convert",
+    "init_model",
+    "load_adapter",
+    "load_model",
+    "merge",
+    "save_adapter",
+    "save_model",
+    "trainable",
+]

@@ -1,0 +1,65 @@
+"""The `config.json` that is written: one that transformers 4, transformers 5 and vLLM all read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxpost.models.model import TransformerConfig
+
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+
+
+def written(hf: Mapping[str, Any], config: TransformerConfig, dtype: str) -> dict[str, Any]:
+    """`hf` with both spellings of its type and rope; every other field is kept as it came.
+
+    Writing what was written changes nothing: `written(written(hf)) == written(hf)`.
+    """
+    result = {
+        **hf,
+        "architectures": [ARCHITECTURES[hf["model_type"]]],
+        "tie_word_embeddings": config.tied_embeddings,
+        "torch_dtype": dtype,
+        "dtype": dtype,
+    }
+    if hf["model_type"] == "gemma3_text":
+        return result | two_ropes(hf, config)
+    given = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    return result | spellings(rope_dictionary(given, config.rope.theta), config.rope.theta)
+
+
+def spellings(rope: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    scaled = rope["rope_type"] != "default"
+    return {
+        "rope_theta": theta,
+        "rope_scaling": rope if scaled else None,
+        "rope_parameters": rope,
+    }
+
+
+def rope_dictionary(given: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """A rope as transformers 5 writes it: `rope_type` (never `type`), `rope_theta`, the rest."""
+    kind = given.get("rope_type") or given.get("type") or "default"
+    rest = {key: value for key, value in given.items() if key != "type"}
+    return {**rest, "rope_type": kind, "rope_theta": theta}
+
+
+def two_ropes(hf: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
+    """Gemma 3's ropes: one dictionary for each kind of layer, and the older flat fields."""
+    nested = hf.get("rope_parameters") or {}
+    everywhere = nested.get("full_attention") or hf.get("rope_scaling") or {}
+    nearby = nested.get("sliding_attention") or {}
+    local_theta = nearby.get("rope_theta") or hf.get("rope_local_base_freq") or 10_000.0
+    if config.rope_local is not None:
+        local_theta = config.rope_local.theta
+    flat = spellings(rope_dictionary(everywhere, config.rope.theta), config.rope.theta)
+    kinds = {
+        "full_attention": flat["rope_parameters"],
+        "sliding_attention": rope_dictionary(nearby, local_theta),
+    }
+    return flat | {"rope_local_base_freq": local_theta, "rope_parameters": kinds}

@@ -1,0 +1,104 @@
+"""Where a model's files lie: a local folder, or a repository of the Hugging Face hub."""
+
+import json
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Path = str | os.PathLike[str]
+
+# Small files that travel with the weights, so that the folder written can be used elsewhere.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+DOWNLOADED = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+logger = logging.getLogger("jaxpost")
+
+
+def folder_of(path_or_hub_id: Path) -> pathlib.Path:
+    """The local folder of a model: the path itself, or the hub's files fetched to the local cache.
+
+    A name is asked of the hub only if it has the form `owner/name` and neither it nor `owner`
+    exists here; the log says so when it happens.
+
+    Raises:
+      FileNotFoundError: no such folder, and not a hub id; or a hub id that cannot be fetched.
+      NotADirectoryError: a file, where a folder is needed.
+    """
+    name, path = os.fspath(path_or_hub_id), pathlib.Path(path_or_hub_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        hint = " Turn it into a folder first: jaxpost convert FILE FOLDER."
+        raise NotADirectoryError(
+            f"{name}: a file, not a model folder.{hint if path.suffix == '.gguf' else ''}"
+        )
+    if not HUB_ID.fullmatch(name) or path.parent.exists():
+        raise FileNotFoundError(
+            f"{name}: no such folder (looked in {path.parent.absolute()}). A model of the Hugging "
+            f"Face hub is written owner/name."
+        )
+    return fetched(name)
+
+
+def fetched(hub_id: str) -> pathlib.Path:
+    """The hub repository's folder in the local cache, fetched if needed; weights as safetensors."""
+    import huggingface_hub
+
+    logger.warning("no local folder %s: asking the Hugging Face hub for it", hub_id)
+    try:
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=[*DOWNLOADED, *COMPANIONS])
+        )
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise FileNotFoundError(
+            f"{hub_id}: there is no such local folder, and the Hugging Face hub did not give it "
+            f"({type(error).__name__}: {first_line(error)}). On a machine with access run "
+            f"`hf download {hub_id} --local-dir FOLDER`, and pass FOLDER."
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def read_json(path: pathlib.Path) -> Mapping[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: not a JSON object, with the line where reading failed.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds a {type(content).__name__}, where an object is needed")
+    return content
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """JSON as it is written here: sorted keys, so that equal content gives equal bytes."""
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def companions_of(folder: pathlib.Path) -> dict[str, bytes]:
+    """The companion files present in a folder."""
+    return {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
