@@ -1,0 +1,158 @@
+"""One optimizer update as a pure function of the state and the batch."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpost.typing import Array, Params, Scalar
+
+Objective = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
+
+
+class TrainState(NamedTuple):
+    """All that an update changes.
+
+    Attributes:
+      step: updates done so far, int32.
+      params: the parameters, frozen ones included.
+      opt_state: the optimizer's state, of the trainable parameters only.
+      ema: exponential moving average of the trainable parameters, float32, or None.
+    """
+
+    step: Array
+    params: Params
+    opt_state: Any
+    ema: Any
+
+
+def init_state(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    *,
+    trainable: Any = None,
+    ema: bool = False,
+) -> TrainState:
+    """The state before the first update. `trainable` is a tree of bools like `params`."""
+    chosen = select(params, trainable)
+    average = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), chosen) if ema else None
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(chosen), average)
+
+
+def make_train_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    microbatches: int = 1,
+    trainable: Any = None,
+    ema_decay: float | None = None,
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]:
+    """`train_step(state, batch) -> (state, metrics)`; jit it with `donate_argnums=0`.
+
+    `objective(params, batch)` returns a loss that is already a weighted sum over the whole update,
+    and metrics that are sums too; microbatch values are added and nothing is divided, so the result
+    does not depend on `microbatches`. Microbatch i takes rows i, i + microbatches, …, so splitting
+    a sharded batch moves no data. Scalars in the batch go to every microbatch.
+
+    With `trainable` (a tree of bools like the parameters) the rest is frozen: it gets no gradient
+    and no optimizer state. Where loss or gradient is not finite the state is returned unchanged
+    but for its step, and the metrics say so.
+
+    Metrics: the objective's, and `loss`, `grad_norm` (global, before any clipping).
+
+    Raises:
+      ValueError: the batch cannot be split into that many microbatches.
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches is {microbatches}; it must be at least 1")
+
+    def value_and_grad(params: Params, batch: Any):
+        def loss_of(chosen):
+            return objective(merge(chosen, params, trainable), batch)
+
+        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+            select(params, trainable)
+        )
+        return gradients, {"loss": loss, **metrics}
+
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
+        gradients, metrics = accumulate(value_and_grad, state.params, batch, microbatches)
+        chosen = select(state.params, trainable)
+        norm = optax.global_norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
+        updates, opt_state = optimizer.update(gradients, state.opt_state, chosen)
+        updated = optax.apply_updates(chosen, updates)
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        updated, opt_state = keep_if(finite, (updated, opt_state), (chosen, state.opt_state))
+        average = state.ema
+        if ema_decay is not None:
+            average = moving_average(average, updated, ema_decay)
+        params = merge(updated, state.params, trainable)
+        return TrainState(state.step + 1, params, opt_state, average), {
+            **metrics,
+            "grad_norm": norm,
+        }
+
+    return train_step
+
+
+def accumulate(function: Callable[..., Any], params: Params, batch: Any, microbatches: int) -> Any:
+    """Sum of `function(params, microbatch)` over the strided microbatches, in float32."""
+    if microbatches == 1:
+        return function(params, batch)
+    parts = split(batch, microbatches)
+    shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.promote_types(s.dtype, "float32")), shapes)
+
+    def add(total, part):
+        return jax.tree.map(lambda t, x: t + x, total, function(params, part)), None
+
+    return jax.lax.scan(add, zeros, parts)[0]
+
+
+def split(batch: Any, microbatches: int) -> Any:
+    """Rows i, i + M, i + 2M, … become microbatch i: leaves [B, ...] → [M, B/M, ...]."""
+
+    def strided(x):
+        if jnp.ndim(x) == 0:
+            return jnp.broadcast_to(x, (microbatches,))
+        rows = x.shape[0]
+        if rows % microbatches:
+            choices = [m for m in range(1, rows + 1) if rows % m == 0]
+            raise ValueError(
+                f"batch of {rows} rows cannot be split into {microbatches} microbatches; "
+                f"use one of {choices}"
+            )
+        return jnp.moveaxis(x.reshape(rows // microbatches, microbatches, *x.shape[1:]), 1, 0)
+
+    return jax.tree.map(strided, batch)
+
+
+def select(params: Any, trainable: Any) -> Any:
+    """The trainable parameters; None in the place of frozen ones."""
+    if trainable is None:
+        return params
+    return jax.tree.map(lambda keep, p: p if keep else None, trainable, params)
+
+
+def merge(chosen: Any, params: Any, trainable: Any) -> Any:
+    """The whole tree again: `chosen` where trainable, `params` elsewhere."""
+    if trainable is None:
+        return chosen
+    return jax.tree.map(
+        lambda keep, new, old: new if keep else old,
+        trainable,
+        chosen,
+        params,
+        is_leaf=lambda x: x is None,
+    )
+
+
+def keep_if(condition: Scalar, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def moving_average(average: Any, params: Any, decay: float) -> Any:
+    """ema ← decay · ema + (1 − decay) · params, in float32."""
+    return jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), average, params)
