@@ -38,6 +38,7 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-3,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -70,7 +71,7 @@ CASES = {
         **{"model_type": "llama", "head_dim": 16, "tie_word_embeddings": True},
         "rope_parameters": {
             **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0},
-            **{"original_max_position_embeddings": 32, "beta_fast": 8.0},
+            **{"original_max_position_embeddings": 32, "beta_fast": 2.0, "beta_slow": 0.5},
         },
     },
     "mistral_window": {"model_type": "mistral", "sliding_window": 7, "head_dim": 10},
