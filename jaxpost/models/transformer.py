@@ -187,8 +187,8 @@ class Transformer(nnx.Module):
                 visible &= age < window
             attended = attention.attend_masked(
                 q,
-                jnp.swapaxes(keys[index], 1, 2).astype(q.dtype),
-                jnp.swapaxes(values[index], 1, 2).astype(q.dtype),
+                keys[index].astype(q.dtype),
+                values[index].astype(q.dtype),
                 visible,
                 scale=config.query_scale,
                 softcap=config.attn_softcap,
