@@ -90,27 +90,27 @@ def missing(path: Path) -> str:
     return f"no such file{names.did_you_mean(offered)}"
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as plain dicts, lists and scalars."""
-    return to_plain(config)
-
-
-def from_dict(config_class: type, values: Mapping[str, Any]) -> Any:
-    """The inverse of `to_dict`, as strict as `load`."""
-    text = yaml.dump(to_plain(values), Dumper=tree.Dumper, sort_keys=False)
-    entry = tree.parse(text, lambda line: "dict")
-    return fill.fill(config_class, entry)
-
-
-def to_yaml(config: Any, recipe: str | None = None) -> str:
-    """A configuration as a file that `load` reads back to an equal one.
+def to_dict(config: Any, recipe: str | None = None) -> dict[str, Any]:
+    """A configuration as plain dicts, lists and scalars, under the name of its recipe.
 
     `recipe` is the name it loads under: without it the last part of the module that defines the
     class, which is what a recipe is called.
     """
     recipe = recipe or type(config).__module__.rpartition(".")[2]
+    return {"recipe": recipe, **to_plain(config)}
+
+
+def from_dict(config_class: type, values: Mapping[str, Any]) -> Any:
+    """The inverse of `to_dict`, as strict as `load`."""
+    values = {key: value for key, value in to_plain(values).items() if key != "recipe"}
+    text = yaml.dump(values, Dumper=tree.Dumper, sort_keys=False)
+    return fill.fill(config_class, tree.parse(text, lambda line: "dict"))
+
+
+def to_yaml(config: Any, recipe: str | None = None) -> str:
+    """`to_dict` as a file that `load` reads back to an equal configuration."""
     return yaml.dump(
-        {"recipe": recipe, **to_plain(config)},
+        to_dict(config, recipe),
         Dumper=tree.Dumper,
         sort_keys=False,
         allow_unicode=True,

@@ -1,0 +1,124 @@
+"""The command line: `jaxpost VERB ...`, or `python -m jaxpost VERB ...`.
+
+Only the module of the verb that is asked for is imported, so that `--help` is quick.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from jaxpost.config import ConfigError, names
+
+VERBS = {
+    "train": "run a recipe: jaxpost train CONFIG [key=value ...]",
+    "quickstart": "train a small model from nothing in minutes, on two CPU cores",
+    "sample": "completions of a prompt, or a chat at the terminal",
+    "eval": "loss, perplexity, token accuracy and exact match on a data file",
+    "inspect": "one batch as the model sees it: tokens, masks, weights, what was dropped",
+    "convert": "GGUF, adapters and checkpoints to a Hugging Face folder",
+}
+DONE, ERROR, USAGE, RESUMABLE, INTERRUPTED = 0, 1, 2, 75, 130
+HELP = """usage: jaxpost VERB ...
+
+Post-training of language models in JAX.
+
+verbs:
+{verbs}
+
+`jaxpost VERB --help` explains a verb, `jaxpost train CONFIG --help` every key of a configuration.
+--traceback (or JAXPOST_TRACEBACK=1) shows where an error came from.
+
+exit codes:
+  {done:<4} done
+  {error:<4} error
+  {usage:<4} wrong usage or configuration
+  {resumable:<4} stopped on request and resumable: run the same command again
+  {interrupted:<4} interrupted
+
+environment:
+  JAXPOST_CACHE_DIR  where compiled programs are kept (default: ~/.cache/jaxpost); none: nowhere
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show = "--traceback" in arguments or os.environ.get("JAXPOST_TRACEBACK", "0") not in ("", "0")
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text(), end="", file=sys.stdout if arguments else sys.stderr)
+        return DONE if arguments else USAGE
+    verb, *rest = arguments
+    if verb == "--version":
+        return version()
+    if verb not in VERBS:
+        near = names.did_you_mean(names.nearest(verb, VERBS))
+        return fail(f"there is no verb {verb!r}{near or '; see jaxpost --help'}", USAGE)
+    # XLA reads this when it loads: its notes on cached programs say nothing that one can act on.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        return importlib.import_module(f"jaxpost.commands.{verb}").main(rest)
+    except ConfigError as error:
+        return fail(str(error), USAGE, show)
+    except KeyboardInterrupt:
+        return fail("interrupted", INTERRUPTED, show)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except Exception as error:
+        if show or not on_purpose(error):
+            raise
+        return fail(
+            f"{error or type(error).__name__}\n(--traceback shows where this came from)", ERROR
+        )
+
+
+def on_purpose(error: BaseException) -> bool:
+    """Whether an error is a message to the user rather than a fault of the program.
+
+    It is one if this package raised it itself (a `raise` statement of ours is where it started),
+    or if the operating system refused something, which names the file.
+    """
+    if isinstance(error, OSError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    here = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    if not frames or not os.path.abspath(frames[-1].filename).startswith(here):
+        return False
+    expected = (ValueError, RuntimeError, ImportError, ArithmeticError)
+    return isinstance(error, expected) and (frames[-1].line or "").startswith("raise")
+
+
+def fail(message: str, code: int, show_traceback: bool = False) -> int:
+    """Says what went wrong, and returns the exit code."""
+    if show_traceback:
+        traceback.print_exc()
+    print(f"jaxpost: {message}", file=sys.stderr)
+    return code
+
+
+def help_text() -> str:
+    """What `jaxpost --help` prints."""
+    verbs = "\n".join(f"  {verb:<11} {said}" for verb, said in VERBS.items())
+    return HELP.format(
+        verbs=verbs,
+        done=DONE,
+        error=ERROR,
+        usage=USAGE,
+        resumable=RESUMABLE,
+        interrupted=INTERRUPTED,
+    )
+
+
+def version() -> int:
+    """Prints the version."""
+    from importlib import metadata
+
+    print(f"jaxpost {metadata.version('jaxpost')}")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
