@@ -88,9 +88,11 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], model_type: str, where: str = ""):
         self.values, self.model_type, self.where = values, model_type, where
         self.read: set[str] = set()
+        self.defaults: dict[str, Any] = {}
 
     def error(self, name: str, supported: str) -> ValueError:
-        value = repr(self.values[name]) if name in self.values else "absent"
+        absent = f"(absent, so {self.defaults.get(name)!r})"
+        value = repr(self.values[name]) if name in self.values else absent
         return ValueError(
             f"config.json: {self.where}{name} = {value} is not supported for model_type "
             f"{self.model_type!r}; supported: {supported}"
@@ -99,6 +101,7 @@ class Fields:
     def get(self, name: str, default: Any) -> Any:
         """The value as it stands, `default` where the field is absent (null is a value)."""
         self.read.add(name)
+        self.defaults[name] = default
         return self.values.get(name, default)
 
     def required(self, name: str) -> int:
