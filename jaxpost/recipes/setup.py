@@ -1,0 +1,164 @@
+"""What every recipe shares: the policy it trains, going on after a stop, and the way out."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from jaxpost import checkpoint, hub, runs, train_step, writer
+from jaxpost.data import sources, tokenizers
+from jaxpost.models.model import LoRA, Model
+from jaxpost.options import option
+from jaxpost.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """Low-rank adapters in place of full fine-tuning."""
+
+    rank: int = option(16, "inner dimension of the adapters")
+    alpha: float = option(32.0, "scale: the update is multiplied with alpha / rank")
+    targets: tuple[str, ...] = option(
+        LoRA().targets, "regular expressions for the names of the adapted projections"
+    )
+    rank_stabilized: bool = option(False, "scale with alpha / sqrt(rank) instead (rsLoRA)")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Where the policy comes from: a folder or hub id, or a fresh one from a config."""
+
+    path: str | None = option(None, "Hugging Face folder or hub id to start from")
+    fresh: dict[str, Any] | None = option(
+        None, "start from random weights: the content of a config.json, in place of `path`"
+    )
+    tokenizer: str | None = option(
+        None, "tokenizer folder, hub id, `.model` file, or `bytes`; by default the model's own"
+    )
+    dtype: str | None = option(
+        "float32", "parameter type: float32, bfloat16, float16, or null for the type stored"
+    )
+    compute_dtype: str | None = option(None, "activation type; null takes the parameters' type")
+    remat: Literal["none", "dots", "full"] = option(
+        "none", "what the backward pass computes again: nothing, all but matrix products, all"
+    )
+    lora: LoRAConfig | None = option(None, "train low-rank adapters only")
+    adapter: str | None = option(None, "PEFT adapter folder to start the adapters from")
+
+    def __post_init__(self):
+        if (self.path is None) == (self.fresh is None):
+            raise ValueError("model needs exactly one of model.path and model.fresh")
+        if self.fresh is not None and self.tokenizer is None:
+            raise ValueError("model.fresh needs model.tokenizer (`bytes` for a byte-level one)")
+        if self.adapter is not None and self.lora is not None:
+            raise ValueError("model.adapter brings its own rank and targets; leave model.lora out")
+
+
+class Policy(NamedTuple):
+    """The model to train: `trainable` is a tree of bools like `params`, or None for all of it."""
+
+    model: Model
+    params: Params
+    tokenizer: tokenizers.Tokenizer
+    trainable: Any
+
+
+def load_policy(config: ModelConfig, key: Array) -> Policy:
+    """The policy a configuration describes."""
+    init_key, lora_key = jax.random.split(key)
+    tokenizer = load_tokenizer(config)
+    if config.fresh is not None:
+        hf_config = {"vocab_size": tokenizer.vocab_size, **config.fresh}
+        model, params = hub.init_model(
+            hf_config,
+            init_key,
+            dtype=config.dtype or "float32",
+            compute_dtype=config.compute_dtype,
+            remat=config.remat,
+            files=tokenizer.files,
+        )
+    else:
+        assert config.path is not None
+        model, params = hub.load_model(
+            config.path,
+            dtype=config.dtype,
+            compute_dtype=config.compute_dtype,
+            remat=config.remat,
+        )
+    if config.adapter is not None:
+        model, params = hub.load_adapter(config.adapter, model, params)
+    elif config.lora is not None:
+        lora = LoRA(**dataclasses.asdict(config.lora))
+        model, params = hub.add_lora(model, params, lora, lora_key)
+    trainable = hub.trainable(params) if model.config.lora is not None else None
+    return Policy(model, params, tokenizer, trainable)
+
+
+def load_tokenizer(config: ModelConfig) -> tokenizers.Tokenizer:
+    if config.tokenizer == "bytes":
+        return tokenizers.load_tokenizer_from_files(tokenizers.byte_tokenizer())
+    source = config.tokenizer or config.path
+    assert source is not None
+    return tokenizers.load_tokenizer(source)
+
+
+def resume(
+    run: runs.Run,
+    saver: checkpoint.Checkpointer,
+    state: train_step.TrainState,
+    trainable: Any,
+    data: sources.DataStream,
+) -> tuple[train_step.TrainState, dict[str, int] | None]:
+    """The state and counters of the newest checkpoint, with the data put where it was then."""
+    restored = saver.restore(saved_part(state, trainable))
+    if restored is None:
+        run.resume(0)
+        return state, None
+    run.resume(restored.step)
+    data.set_state(restored.position["data"])
+    params = train_step.merge(restored.state.params, state.params, trainable)
+    return restored.state._replace(params=params), restored.position["counters"]
+
+
+def saved_part(state: train_step.TrainState, trainable: Any) -> train_step.TrainState:
+    """The state without frozen parameters, which are read again from where they came."""
+    return state._replace(params=train_step.select(state.params, trainable))
+
+
+def averaged(state: train_step.TrainState, trainable: Any) -> Params:
+    """The parameters to use: their moving average where one is kept."""
+    if state.ema is None:
+        return state.params
+    chosen = train_step.select(state.params, trainable)
+    average = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, chosen)
+    return train_step.merge(average, state.params, trainable)
+
+
+def check(done: Iterable[tuple[int, writer.Values]]) -> None:
+    """Stops the run at a loss or gradient that is not finite."""
+    for step, values in done:
+        runs.check_finite(step, values)
+
+
+def make_meter(policy: Policy, counters: dict[str, int] | None, length: float) -> writer.Meter:
+    """Counts tokens and measures speed against this machine's matrix-product peak."""
+    config = policy.model.config
+    return writer.Meter(
+        flops_per_token=writer.train_flops_per_token(
+            config, length, adapters_only=policy.trainable is not None
+        ),
+        peak=writer.measure_matmul_peak(config.compute_dtype),
+        counters=counters,
+    )
+
+
+def export(folder: Path, policy: Policy, params: Params, base: str | None) -> None:
+    """Writes the trained model for use elsewhere: `model/`, and with LoRA also `adapter/`."""
+    if policy.model.config.lora is not None:
+        hub.save_adapter(folder / "adapter", policy.model, params, base_model=base)
+        model, params = hub.merge(policy.model, params)
+    else:
+        model = policy.model
+    hub.save_model(folder / "model", model, params)
