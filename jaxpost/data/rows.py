@@ -1,0 +1,85 @@
+"""The canonical rows that every known shape of training data becomes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+Meta = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropped:
+    """A row left out of training, and why: `too_long`, `empty_target`, `fully_masked`, …"""
+
+    reason: str
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRow:
+    """Plain text, trained from its second token to its end of text."""
+
+    text: str
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRow:
+    """A conversation.
+
+    `weights` holds one float a message, or None to let the trained roles decide: 0 means that the
+    message is read and not trained.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    weights: Sequence[float] | None = None
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionRow:
+    """A prompt that is read and a completion that is trained; both strings or both messages."""
+
+    prompt: str | Sequence[Message]
+    completion: str | Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prompt_weight: float = 0.0
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReasoningRow:
+    """A prompt, the reasoning that leads to the answer, and the answer (chain-of-thought data)."""
+
+    prompt: str | Sequence[Message]
+    reasoning: str
+    answer: str
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokensRow:
+    """A sequence that is already tokenised.
+
+    `mask[i]` says whether token i is trained when it is the target, `weights[i]` its importance;
+    None stands for "every token" and for 1.
+    """
+
+    tokens: Sequence[int]
+    mask: Sequence[bool] | None = None
+    weights: Sequence[float] | None = None
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+Row = TextRow | ChatRow | CompletionRow | ReasoningRow | TokensRow
