@@ -6,6 +6,7 @@ vocabulary product.
 """
 
 import functools
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ from jaxpost import sampling
 from jaxpost.models.model import Model
 from jaxpost.typing import Array, Float, Hidden, Int, Mask, Params, PerToken, Tokens
 
-CHUNK_TOKENS = 1024  # tokens scored at once; their [chunk, V] logits are the largest array here
+CHUNK_TOKENS = 2048  # tokens scored at once
+CPU_TILE = 4096  # vocabulary entries scored at once on a CPU: a chunk's logits stay in its cache
 
 
 class TokenScores(NamedTuple):
@@ -66,7 +68,8 @@ def token_scores(
 ) -> TokenScores:
     """Scores of the targets of `batch` (inputs, targets, completion_mask, segment_ids, positions).
 
-    `noise` is added to the token embeddings (NEFTune). The largest array is [chunk, V] float32.
+    `noise` is added to the token embeddings (NEFTune). The largest array is the logits of `chunk`
+    tokens, [chunk, V] float32 (on a CPU [chunk, 4096], unless the distribution is truncated).
     """
     hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
     settings = Settings(temperature, top_k, top_p, min_p, model.config.final_softcap, chunk)
@@ -112,9 +115,7 @@ def logits_of(settings: Settings, raw: Array) -> Array:
     temperature, top_k, top_p, min_p, _, _ = settings
     if (temperature, top_k, top_p, min_p) == (1.0, None, None, None):
         return raw
-    return sampling.truncate(
-        raw, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
+    return sampling.truncate(raw, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def project(hidden: Float[Array, "N D"], head: Float[Array, "V D"]) -> Float[Array, "N V"]:
@@ -132,6 +133,108 @@ def paste(x: Array, part: Array, index: Array, size: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), index * size, axis=1)
 
 
+class Running(NamedTuple):
+    """What is known of a chunk's logits after some tiles of the vocabulary; [N] each."""
+
+    highest: Array
+    total: Array  # Σ exp(logit − highest)
+    chosen: Array  # the target's logit
+
+
+def tile_of(settings: Settings, head: Float[Array, "V D"], tile: int) -> tuple[int, int]:
+    """(vocabulary entries taken at once, how many times); all of them where they are truncated."""
+    truncated = (settings.top_k, settings.top_p, settings.min_p) != (None, None, None)
+    size = head.shape[0] if truncated or settings.temperature == 0 else min(tile, head.shape[0])
+    return size, -(-head.shape[0] // size)
+
+
+def cut_tile(head: Float[Array, "V D"], index: Array, size: int) -> tuple[Array, Array, Array]:
+    """Tile `index` of the head, its first entry, and which of its entries are not in the last.
+
+    The last tile is moved back to end with the vocabulary, so it may overlap the one before.
+    """
+    start = jnp.minimum(index * size, head.shape[0] - size)
+    entries = start + jnp.arange(size)
+    return jax.lax.dynamic_slice_in_dim(head, start, size), start, entries >= index * size
+
+
+def forward_chunk(
+    settings: Settings, tile: int, hidden: Array, head: Array, targets: Int[Array, "N"]
+) -> TokenScores:
+    """Scores of N tokens, a tile of the vocabulary at a time with a running softmax."""
+    size, count = tile_of(settings, head, tile)
+
+    def add_tile(index, running: Running) -> Running:
+        entries, start, fresh = cut_tile(head, index, size)
+        logits = logits_of(settings, project(hidden, entries))
+        logits = logits if count == 1 else jnp.where(fresh, logits, -jnp.inf)
+        highest = jnp.maximum(running.highest, jnp.max(logits, axis=1))
+        total = jnp.sum(jnp.exp(logits - highest[:, None]), axis=1)
+        place = targets - start
+        here = (place >= 0) & (place < size) & fresh[jnp.clip(place, 0, size - 1)]
+        chosen = jnp.take_along_axis(logits, jnp.clip(place, 0, size - 1)[:, None], axis=1)[:, 0]
+        return Running(
+            highest,
+            running.total * jnp.exp(running.highest - highest) + total,
+            jnp.where(here, chosen, running.chosen),
+        )
+
+    least = jnp.full(targets.shape, jnp.finfo(jnp.float32).min)
+    zeros = jnp.zeros(targets.shape, jnp.float32)
+    highest, total, chosen = repeat(count, add_tile, Running(least, zeros, zeros))
+    normalizers = highest + jnp.log(total)
+    return TokenScores(chosen - normalizers, normalizers, (chosen >= highest).astype(jnp.float32))
+
+
+def backward_chunk(
+    settings: Settings,
+    tile: int,
+    hidden: Float[Array, "N D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, "N"],
+    normalizers: Float[Array, "N"],
+    gradients: tuple[Array, Array],
+    head_gradient: Float[Array, "V D"],
+) -> tuple[Array, Array]:
+    """Gradient of N hidden states, and the head's with this chunk's share added.
+
+    d logp = onehot − p and d log-normalizer = p, for logits computed again.
+    """
+    size, count = tile_of(settings, head, tile)
+    of_logps, of_normalizers = (g[:, None] for g in gradients)
+
+    def add_tile(index, carry):
+        hidden_gradient, head_gradient = carry
+        entries, start, fresh = cut_tile(head, index, size)
+        logits, back = jax.vjp(functools.partial(logits_of, settings), project(hidden, entries))
+        probabilities = jnp.exp(logits - normalizers[:, None])
+        columns = start + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        onehot = jnp.where(columns == targets[:, None], of_logps, 0.0)
+        gradient = onehot + probabilities * (of_normalizers - of_logps)
+        gradient = back(gradient)[0]
+        gradient = gradient if count == 1 else jnp.where(fresh, gradient, 0.0)
+        gradient = gradient.astype(hidden.dtype)
+        share = jnp.einsum("nv,nd->vd", gradient, hidden, preferred_element_type=jnp.float32)
+        share += jax.lax.dynamic_slice_in_dim(head_gradient, start, size)
+        hidden_gradient += jnp.matmul(gradient, entries, preferred_element_type=jnp.float32)
+        return hidden_gradient, jax.lax.dynamic_update_slice_in_dim(head_gradient, share, start, 0)
+
+    return repeat(count, add_tile, (jnp.zeros(hidden.shape, jnp.float32), head_gradient))
+
+
+def repeat(count: int, body: Any, start: Any) -> Any:
+    return body(0, start) if count == 1 else jax.lax.fori_loop(0, count, body, start)
+
+
+def by_platform(function: Any, *arguments: Any) -> Any:
+    """Tiles of the vocabulary that stay in a CPU's cache; the whole of it on accelerators."""
+    return jax.lax.platform_dependent(
+        *arguments,
+        cpu=functools.partial(function, CPU_TILE),
+        default=functools.partial(function, sys.maxsize),
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _score(
     settings: Settings,
@@ -141,18 +244,16 @@ def _score(
     targets: Int[Array, "B N"],
     chunks: Int[Array, ""],
 ) -> TokenScores:
-    head = head.astype(hidden.dtype)
+    def score(tile, hidden, head, targets, chunks):
+        def score_chunk(index, scores):
+            here, wanted = cut(hidden, index, size), cut(targets, index, size)
+            values = forward_chunk(settings, tile, here, head, wanted)
+            return jax.tree.map(lambda x, part: paste(x, part, index, size), scores, values)
 
-    def score_chunk(index, scores):
-        logits = logits_of(settings, project(cut(hidden, index, size), head))
-        chosen = jnp.take_along_axis(logits, cut(targets, index, size)[:, None], axis=1)[:, 0]
-        highest = jnp.max(logits, axis=1)
-        normalizer = highest + jnp.log(jnp.sum(jnp.exp(logits - highest[:, None]), axis=1))
-        values = TokenScores(chosen - normalizer, normalizer, (chosen >= highest).astype(jnp.float32))
-        return jax.tree.map(lambda x, part: paste(x, part, index, size), scores, values)
+        zeros = jnp.zeros(targets.shape, jnp.float32)
+        return jax.lax.fori_loop(0, chunks, score_chunk, TokenScores(zeros, zeros, zeros))
 
-    zeros = jnp.zeros(targets.shape, jnp.float32)
-    return jax.lax.fori_loop(0, chunks, score_chunk, TokenScores(zeros, zeros, zeros))
+    return by_platform(score, hidden, head.astype(hidden.dtype), targets, chunks)
 
 
 def _score_forward(settings, size, hidden, head, targets, chunks):
@@ -161,28 +262,32 @@ def _score_forward(settings, size, hidden, head, targets, chunks):
 
 
 def _score_backward(settings, size, saved, gradients):
-    """d logp = onehot − p and d log-normalizer = p, for logits recomputed chunk by chunk."""
+    def back(tile, hidden, head, targets, chunks, normalizers, of_logps, of_normalizers):
+        def add_chunk(index, carry):
+            hidden_gradient, head_gradient = carry
+            here, wanted, known, *given = (
+                cut(x, index, size)
+                for x in (hidden, targets, normalizers, of_logps, of_normalizers)
+            )
+            part, head_gradient = backward_chunk(
+                settings, tile, here, head, wanted, known, tuple(given), head_gradient
+            )
+            return paste(hidden_gradient, part, index, size), head_gradient
+
+        start = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
+        return jax.lax.fori_loop(0, chunks, add_chunk, start)
+
     hidden, head, targets, chunks, normalizers = saved
-    weights = head.astype(hidden.dtype)
-
-    def add_chunk(index, carry):
-        hidden_gradient, head_gradient = carry
-        here = cut(hidden, index, size)
-        logits, back = jax.vjp(functools.partial(logits_of, settings), project(here, weights))
-        of_logps = cut(gradients.logps, index, size)[:, None]
-        of_normalizers = cut(gradients.log_normalizers, index, size)[:, None]
-        probabilities = jnp.exp(logits - cut(normalizers, index, size)[:, None])
-        columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-        is_target = columns == cut(targets, index, size)[:, None]
-        gradient = jnp.where(is_target, of_logps, 0.0) + probabilities * (of_normalizers - of_logps)
-        gradient = back(gradient)[0].astype(hidden.dtype)
-        head_gradient += jnp.einsum(
-            "nv,nd->vd", gradient, here, preferred_element_type=jnp.float32
-        )
-        return paste(hidden_gradient, gradient @ weights, index, size), head_gradient
-
-    start = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
-    hidden_gradient, head_gradient = jax.lax.fori_loop(0, chunks, add_chunk, start)
+    hidden_gradient, head_gradient = by_platform(
+        back,
+        hidden,
+        head.astype(hidden.dtype),
+        targets,
+        chunks,
+        normalizers,
+        gradients.logps,
+        gradients.log_normalizers,
+    )
     return hidden_gradient, head_gradient.astype(head.dtype), None, None
 
 
