@@ -211,15 +211,15 @@ class Checkpointer:
             log.error("%s", failure)  # the error that is on its way says more
 
     def _back_pressure(self, step: int) -> None:
-        running = self._pending is not None and not self._pending.done()
         start = time.monotonic()
         self.wait()
-        if running:
+        waited = time.monotonic() - start
+        if waited > 1:
             log.info(
-                "step %d waited %.1f s for the save before it; checkpoint.every=%d is shorter than "
-                "a save takes",
+                "step %d waited %.1f s for the save before it: saves come faster (checkpoint.every="
+                "%d) than the disk takes them",
                 step,
-                time.monotonic() - start,
+                waited,
                 self.config.every,
             )
 

@@ -133,10 +133,11 @@ class Run:
         Raises:
           RunError: the run was finished once, and there is no checkpoint of it any more.
         """
-        if step == 0 and _finished_step(self.folder) > 0:
+        done = _finished_step(self.folder)
+        if step == 0 and done > 0:
             raise RunError(
-                f"{self.folder} was finished at step {_finished_step(self.folder)}, but it holds no "
-                "checkpoint to go on from; put them back, or choose another run folder"
+                f"{self.folder} was finished at step {done}, but it holds no checkpoint to go on "
+                "from; put them back, or choose another run folder"
             )
         if _primary():
             cut = {name: _truncate(self.folder / name, step) for name in RECORDS}
@@ -517,7 +518,7 @@ def _is_free(key: str) -> bool:
 def _write(path: Path, content: str | bytes) -> None:
     """Whole or not at all."""
     data = content.encode() if isinstance(content, str) else content
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.tmp")
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

@@ -161,38 +161,37 @@ def _open_outputs(
     clock: Callable[[], float],
 ) -> list[Any]:
     # Packages first: what is missing should be said before anything is written.
-    tensorboard = _optional("tensorboardX", "tensorboard") if config.tensorboard else None
-    wandb = _optional("wandb", "wandb") if config.wandb_project is not None else None
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = _Lines(folder / "metrics.jsonl")
-    outputs: list[Any] = [lines]
-    if tensorboard is not None:
-        outputs.append(_TensorBoard(tensorboard, folder, lines.last_step))
-    if wandb is not None:
+    outputs: list[Any] = []
+    if config.tensorboard:
+        outputs.append(_TensorBoard(_optional("tensorboardX", "tensorboard"), folder))
+    if config.wandb_project is not None:
+        wandb = _optional("wandb", "wandb")
         outputs.append(_WeightsAndBiases(wandb, folder, config.wandb_project, name))
-    return [*outputs, _terminal(config, steps, console, clock)]
+    terminal = _terminal(config, steps, console, clock)
+    return [_Lines(folder / "metrics.jsonl"), *outputs, terminal]
 
 
 class _Lines:
-    """`metrics.jsonl`. A further record of the last step in the file replaces it, merged."""
+    """`metrics.jsonl`. A further record of the last step in the file replaces it, merged.
+
+    Opened at the first record, since resuming a run may put a shortened file in its place before.
+    """
 
     def __init__(self, path: Path):
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._end = os.fstat(self._file).st_size
-        self._last: tuple[int, int, dict[str, Any]] | None = self._read_last()
-
-    @property
-    def last_step(self) -> int:
-        return self._last[0] if self._last is not None else 0
+        self._path = path
+        self._file: int | None = None
+        self._end = 0
+        self._last: tuple[int, int, dict[str, Any]] | None = None
 
     def write(self, step: int, values: Values) -> None:
+        file = self._open()
         record: dict[str, Any] = {name: _finite(value) for name, value in values.items()}
         start = self._end
         if self._last is not None:
             last_step, last_start, last_record = self._last
             if step < last_step:
                 raise ValueError(
-                    f"metrics of step {step} come after those of step {last_step} in the file; "
+                    f"metrics of step {step} come after those of step {last_step} in {self._path}; "
                     "cut the file first, as resuming a run does"
                 )
             if step == last_step:
@@ -200,42 +199,58 @@ class _Lines:
         line = json.dumps({"step": step, **{key: record[key] for key in sorted(record)}}) + "\n"
         # One write at its place: a kill leaves the old line, the new one, or a cut last line.
         data = line.encode()
-        os.pwrite(self._file, data, start)
-        os.ftruncate(self._file, start + len(data))
+        os.pwrite(file, data, start)
+        os.ftruncate(file, start + len(data))
         self._end, self._last = start + len(data), (step, start, record)
 
     def flush(self) -> None:
-        os.fsync(self._file)
+        if self._file is not None:
+            os.fsync(self._file)
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
-    def _read_last(self) -> tuple[int, int, dict[str, Any]] | None:
-        """The last whole record; what a kill cut short after it is overwritten."""
-        data = os.pread(self._file, self._end, 0)
-        self._end = data.rfind(b"\n") + 1
-        start = data.rfind(b"\n", 0, max(self._end - 1, 0)) + 1
-        if self._end == 0:
-            return None
-        record = json.loads(data[start : self._end])
-        return int(record.pop("step")), start, record
+    def _open(self) -> int:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._end, self._last = _last_record(self._file)
+        return self._file
+
+
+def _last_record(file: int) -> tuple[int, tuple[int, int, dict[str, Any]] | None]:
+    """End of the whole lines, and (step, start, record) of the last: a cut one is overwritten."""
+    data = os.pread(file, os.fstat(file).st_size, 0)
+    end = data.rfind(b"\n") + 1
+    if end == 0:
+        return 0, None
+    start = data.rfind(b"\n", 0, end - 1) + 1
+    record = json.loads(data[start:end])
+    return end, (int(record.pop("step")), start, record)
 
 
 class _TensorBoard:
-    def __init__(self, module: Any, folder: Path, last_step: int):
-        # What a killed job wrote after the step we go on from is hidden, not shown twice.
-        purge = {"purge_step": last_step + 1} if last_step else {}
-        self._writer = module.SummaryWriter(logdir=str(folder / "tensorboard"), **purge)
+    def __init__(self, module: Any, folder: Path):
+        self._module, self._folder = module, folder
+        self._writer: Any = None
 
     def write(self, step: int, values: Values) -> None:
+        if self._writer is None:
+            # From here on: what a killed job wrote of these steps is hidden, not shown twice.
+            folder = str(self._folder / "tensorboard")
+            self._writer = self._module.SummaryWriter(logdir=folder, purge_step=step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        self._writer.flush()
+        if self._writer is not None:
+            self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class _WeightsAndBiases:
