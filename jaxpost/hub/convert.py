@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from jaxpost import models
 from jaxpost.hub import (
+    adapter_config,
     adapters,
     config_json,
     gguf_config,
@@ -56,7 +57,7 @@ def convert(
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         if adapter is not None:
             raise ValueError(f"{path}: is an adapter itself; fold in one at a time")
-        base, adapter = adapters.base_of(path), path
+        base, adapter = adapter_config.base_of(path / adapters.CONFIG), path
     model, params = load.load_model(base)
     if adapter is not None:
         model, params = low_rank.merge(*adapters.load_adapter(adapter, model, params))
@@ -85,7 +86,7 @@ def from_gguf(path: pathlib.Path, target: source.Path, dtype: str, max_shard_byt
     hf = config_json.written(hf, models.config_from_hf(hf), str(stored))
     parts = gguf_in.hf_tensors(file, stored)
     companions = gguf_tokenizer.companions(file) | {
-        "generation_config.json": source.json_bytes(gguf_config.generation_config(file))
+        "generation_config.json": source.json_bytes(gguf_config.token_ids(file))
     }
     with save.replacing(target) as folder:
         (folder / "config.json").write_bytes(source.json_bytes(hf))

@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxpost.hub.gguf_in import ROPE_FREQS, UNDERSTOOD, File
+from jaxpost.hub.gguf_in import EMBEDDING, HEAD, ROPE_FREQS, UNDERSTOOD, File
+from jaxpost.models.model import Rope
+from jaxpost.models.transformer import rope_frequencies
 
 # Llama 3.1's rope scaling is not in the metadata: only its factors are, as a tensor.
 LLAMA3 = {
@@ -13,7 +15,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-GEMMA3_LOCAL_THETA, GEMMA3_PERIOD, GEMMA3_27B_LAYERS = 10_000.0, 6, 62
 
 
 def config_of(file: File) -> dict[str, Any]:
@@ -39,10 +40,10 @@ def config_of(file: File) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": file.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "vocab_size": file.shape("token_embd.weight")[0],
+        "vocab_size": file.shape(EMBEDDING)[0],
         "max_position_embeddings": file.need("context_length"),
         "rms_norm_eps": file.need("attention.layer_norm_rms_epsilon"),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "tie_word_embeddings": HEAD not in file.tensors,
         "rope_theta": file.get("rope.freq_base", 10_000.0),
         "rope_scaling": rope_scaling(file, head_dim),
         "use_cache": True,
@@ -58,7 +59,7 @@ def config_of(file: File) -> dict[str, Any]:
         config |= {"attention_bias": bias, "mlp_bias": mlp_bias}
     elif model_type == "qwen3":
         config["attention_bias"] = bias
-    return config if model_type == "gemma3_text" else config | {"hidden_act": "silu"}
+    return config | {"hidden_act": "silu"}
 
 
 def check_fields(file: File) -> None:
@@ -76,23 +77,17 @@ def check_fields(file: File) -> None:
 
 def token_ids(file: File) -> dict[str, Any]:
     """The ids of the special tokens; several end tokens where a turn has its own."""
-    ids = {
-        kind: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for kind, name in KINDS.items()
-    }
-    result = {f"{kind}_token_id": value for kind, value in ids.items() if value is not None}
-    turn = file.metadata.get("tokenizer.ggml.eot_token_id")
-    if turn is not None and turn != ids["eos"]:
-        result["eos_token_id"] = (
-            [result["eos_token_id"], turn] if "eos_token_id" in result else turn
-        )
+    kinds = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {ours: token_id(file, theirs) for ours, theirs in kinds.items()}
+    result: dict[str, Any] = {f"{k}_token_id": v for k, v in ids.items() if v is not None}
+    turn = token_id(file, "eot")
+    if turn not in (None, ids["eos"]):
+        result["eos_token_id"] = turn if ids["eos"] is None else [ids["eos"], turn]
     return result
 
 
-KINDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
-
-
-def generation_config(file: File) -> dict[str, Any]:
-    return token_ids(file)
+def token_id(file: File, name: str) -> int | None:
+    return file.metadata.get(f"tokenizer.ggml.{name}_token_id")
 
 
 def rope_scaling(file: File, head_dim: int) -> dict[str, Any] | None:
@@ -116,15 +111,11 @@ def rope_scaling(file: File, head_dim: int) -> dict[str, Any] | None:
 
 def llama3_scaling(file: File, head_dim: int) -> dict[str, Any]:
     """Llama 3's rescaling, recognised by the factors it gives: unscaled over scaled frequency."""
-    from jaxpost.models.model import Rope
-    from jaxpost.models.transformer import rope_frequencies
-
     factors, theta = file.read(ROPE_FREQS), file.get("rope.freq_base", 10_000.0)
     factor = float(factors.max())
-    rope = Rope(theta=theta, kind="llama3", factor=factor)
-    expected = (
-        rope_frequencies(Rope(theta=theta), head_dim)[0] / rope_frequencies(rope, head_dim)[0]
-    )
+    plain, _ = rope_frequencies(Rope(theta=theta), head_dim)
+    scaled, _ = rope_frequencies(Rope(theta=theta, kind="llama3", factor=factor), head_dim)
+    expected = plain / scaled
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
         raise ValueError(
             f"{file.path}: tensor {ROPE_FREQS} rescales the rope in a way that is not supported "
@@ -134,20 +125,26 @@ def llama3_scaling(file: File, head_dim: int) -> dict[str, Any]:
 
 
 def gemma_fields(file: File, heads: int, width: int, head_dim: int) -> dict[str, Any]:
-    """What only the Gemma family has. Gemma 3's pattern and local rope are not in the metadata."""
+    """What only the Gemma family has, with llama.cpp's defaults for what a file leaves out."""
     layers = file.need("block_count")
     three = file.architecture.model_type == "gemma3_text"
-    # The 27B models (46 layers in Gemma 2, 62 in Gemma 3) scale queries by width / heads instead.
-    wide = layers == (GEMMA3_27B_LAYERS if three else 46)
+    # The 27B models scale queries by width / heads instead; llama.cpp knows them by their depth.
+    wide = layers == (62 if three else 46)
     config = {
         "query_pre_attn_scalar": width // heads if wide else head_dim,
         "sliding_window": file.need("attention.sliding_window"),
         "attention_bias": False,
-        "attn_logit_softcapping": file.get("attn_logit_softcapping"),
-        "final_logit_softcapping": file.get("final_logit_softcapping"),
+        "attn_logit_softcapping": file.get("attn_logit_softcapping", None if three else 50.0),
+        "final_logit_softcapping": file.get("final_logit_softcapping", None if three else 30.0),
+        "layer_types": layer_types(file, layers, period=6 if three else 2),
     }
     if three:
-        config["rope_local_base_freq"] = file.get("rope.freq_base_swa", GEMMA3_LOCAL_THETA)
-        kinds = [(i + 1) % GEMMA3_PERIOD != 0 for i in range(layers)]
-        config["layer_types"] = ["sliding_attention" if k else "full_attention" for k in kinds]
+        config["rope_local_base_freq"] = file.get("rope.freq_base_swa", 10_000.0)
     return config
+
+
+def layer_types(file: File, layers: int, period: int) -> list[str]:
+    """Each layer's kind: every `period`-th is global, unless the file lists the local ones."""
+    given = file.get("attention.sliding_window_pattern", period)
+    local = given if isinstance(given, list) else [(i + 1) % given != 0 for i in range(layers)]
+    return ["sliding_attention" if sliding else "full_attention" for sliding in local]

@@ -51,11 +51,7 @@ PROJECTIONS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-OUTSIDE = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FREQS = "rope_freqs.weight"
 # Metadata under `<architecture>.` whose meaning `config_of` takes into account.
 UNDERSTOOD = (
@@ -85,7 +81,7 @@ class File:
             raise ValueError(f"{path}: not a whole GGUF file ({error})") from error
         self.metadata = {name: field.contents() for name, field in reader.fields.items()}
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        name = self.metadata.get("general.architecture")
+        name = str(self.metadata.get("general.architecture"))
         if name not in ARCHITECTURES:
             raise ValueError(
                 f"{path}: GGUF architecture {name!r} is not supported; "
@@ -128,24 +124,19 @@ def hf_tensors(file: File, dtype: np.dtype[Any]) -> list[tensors.Writable]:
     Raises:
       ValueError: a tensor without a place in the architecture, by name.
     """
-    result, known = [], {ROPE_FREQS}
-    outside, last = dict(OUTSIDE), file.need("block_count")
-    for theirs, ours in [("token_embd.weight", outside.pop("token_embd.weight"))]:
-        result.append(converted(file, theirs, ours, dtype))
-    for layer in range(last):
-        for theirs, ours in layer_names(file, layer).items():
-            result.append(converted(file, theirs, ours, dtype))
-    for theirs, ours in outside.items():
-        if theirs in file.tensors or theirs == "output_norm.weight":
-            result.append(converted(file, theirs, ours, dtype))
-    known |= {*OUTSIDE, *(name for i in range(last) for name in layer_names(file, i))}
-    extra = [name for name in file.tensors if name not in known]
+    names = {EMBEDDING: "model.embed_tokens.weight"}
+    for layer in range(file.need("block_count")):
+        names |= layer_names(file, layer)
+    names["output_norm.weight"] = "model.norm.weight"
+    if HEAD in file.tensors:
+        names[HEAD] = "lm_head.weight"
+    extra = [name for name in file.tensors if name not in names and name != ROPE_FREQS]
     if extra:
         raise ValueError(
             f"{file.path}: tensor {extra[0]} (and {len(extra) - 1} more) has no place in a "
             f"{file.architecture.model_type} model"
         )
-    return result
+    return [converted(file, theirs, ours, dtype) for theirs, ours in names.items()]
 
 
 def layer_names(file: File, layer: int) -> dict[str, str]:

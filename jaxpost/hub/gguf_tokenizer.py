@@ -6,7 +6,7 @@ from typing import Any
 from jaxpost.hub import source
 from jaxpost.hub.gguf_in import File
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # token types of GGUF
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
 SPACE = "▁"
 
 # Pre-tokenizer patterns by `tokenizer.ggml.pre`; each is the regular expression that the models
@@ -22,7 +22,7 @@ PATTERNS: Mapping[str, str] = {
     "qwen2": LETTERS_DIGITS.replace("{%s}", ""),
 }
 DIGITS_THEN_BYTES = ("smollm",)
-BYTES_ONLY = ("gpt-2", "default")
+BYTES_ONLY = ("gpt-2",)
 
 
 def companions(file: File) -> dict[str, bytes]:
@@ -90,7 +90,7 @@ def byte_level(file: File) -> Any:
     """GPT-2's kind: BPE over bytes, cut into words by the pre-tokenizer that the file names."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pre = metadata(file, "pre", "default")
+    pre = metadata(file, "pre")
     if pre in DIGITS_THEN_BYTES:
         first, use_regex = pre_tokenizers.Digits(individual_digits=True), True
     elif pre in PATTERNS:
@@ -103,8 +103,8 @@ def byte_level(file: File) -> Any:
             f"{file.path}: tokenizer.ggml.pre = {pre!r} is not supported; supported: {supported}"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in metadata(file, "merges")]
-    llama3 = pre.startswith("llama")
-    tokenizer = Tokenizer(models.BPE(vocabulary(file), merges, ignore_merges=llama3))
+    whole_words = pre.startswith("llama")  # Llama 3 takes a word that is a token as it is
+    tokenizer = Tokenizer(models.BPE(vocabulary(file), merges, ignore_merges=whole_words))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
@@ -130,9 +130,9 @@ def sentencepiece(file: File) -> Any:
     spaces = [normalizers.Prepend(SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", SPACE)])
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence(
-        [*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])]
-    )
+    if prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 
@@ -152,7 +152,7 @@ def merges_of(
     SentencePiece joins the neighbours whose joint piece scores highest; a list of merges gives
     the same order when it is sorted by that score.
     """
-    pieces = {t for t, kind in zip(tokens, types, strict=True) if kind not in (UNKNOWN, CONTROL)}
+    pieces = {t for t, kind in zip(tokens, types, strict=True) if kind == NORMAL}
     ids = {token: index for index, token in enumerate(tokens)}
     merges = []
     for token, score in zip(tokens, scores, strict=True):
@@ -166,18 +166,23 @@ def merges_of(
 
 
 def mark_special(tokenizer: Any, file: File) -> None:
-    """Control tokens (and the unknown one) are special; user-defined ones are only kept whole."""
+    """Control tokens (and the unknown one) are special; user-defined ones are only kept whole.
+
+    One with a `▁` in it can only be found once the spaces of the text have been replaced.
+    """
     from tokenizers import AddedToken
 
-    ids = {
-        metadata(file, f"{name}_token_id") for name in ("bos", "eos", "padding", "unknown", "eot")
-    }
+    named = ("bos", "eos", "padding", "unknown", "eot")
+    ids = {metadata(file, f"{name}_token_id") for name in named}
+    special, kept = [], []
     pairs = zip(metadata(file, "tokens"), metadata(file, "token_type"), strict=True)
     for index, (token, kind) in enumerate(pairs):
         if kind in (CONTROL, UNKNOWN) or index in ids:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            special.append(AddedToken(token, special=True, normalized=False))
         elif kind == USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+            kept.append(AddedToken(token, special=False, normalized=SPACE in token))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(kept)
 
 
 def add_bos_eos(tokenizer: Any, file: File) -> None:

@@ -16,7 +16,7 @@ from jaxpost.hub.tensors import Stored
 from jaxpost.models.model import TransformerConfig
 from jaxpost.typing import Array, Params
 
-BLOCK_BYTES = 1 << 24  # a matrix without layers is read in blocks of rows of about this size
+BLOCK_BYTES = 1 << 22  # a matrix without layers is read in blocks of rows of about this size
 HARMLESS = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry and nobody reads
 HEAD = "lm_head.weight"
 
@@ -112,16 +112,23 @@ def streamed(path: str, parts: Sequence[Stored], dtype: np.dtype[Any] | None) ->
     A parameter of the layers is stacked from one tensor a layer; kernels are transposed. `dtype`
     None takes the widest type among the parts.
     """
-    target = dtype or functools.reduce(jnp.promote_types, [part.dtype for part in parts])
+    target = dtype or np.dtype(functools.reduce(jnp.promote_types, [p.dtype for p in parts]))
     if path.startswith("layers/"):
         shape = (len(parts), *stored_shape(path, (0, *parts[0].shape)))
         pieces = ((i, one_layer(path, part)) for i, part in enumerate(parts))
     else:
         shape, pieces = parts[0].shape, blocks(parts[0])
-    result = jnp.zeros(shape, target)
+    # XLA's CPU backend updates bfloat16 through float32, rewriting the whole array for each piece;
+    # so there the bits are placed, as integers, and get their type at the end without a copy.
+    bits = np.dtype(np.uint16) if on_cpu_in_bfloat16(target) else target
+    result = jnp.zeros(shape, bits)
     for start, piece in pieces:
-        result = place(result, np.ascontiguousarray(piece, dtype=target), start)
-    return result
+        result = place(result, np.ascontiguousarray(piece, dtype=target).view(bits), start)
+    return result if bits == target else jax.device_put(np.asarray(result).view(target))
+
+
+def on_cpu_in_bfloat16(dtype: np.dtype[Any]) -> bool:
+    return dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
 
 
 def one_layer(path: str, part: Stored) -> np.ndarray:

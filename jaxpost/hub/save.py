@@ -70,11 +70,12 @@ def written_config(model: Model, params: Params, dtype: str | None) -> dict[str,
     name = str(load.parameter_dtype(dtype or params["embedding"].dtype))
     hf = config_json.written(model.card.hf_config, model.config, name)
     how = {field: getattr(model.config, field) for field in ("lora", "compute_dtype", "remat")}
-    if dataclasses.replace(models.config_from_hf(hf), **how) != model.config:
-        raise ValueError(
-            "model.card.hf_config describes another architecture than model.config; make the "
-            "model with load_model or init_model"
-        )
+    for described in (model.card.hf_config, hf):
+        if dataclasses.replace(models.config_from_hf(described), **how) != model.config:
+            raise ValueError(
+                "model.card.hf_config describes another architecture than model.config; make the "
+                "model with load_model or init_model"
+            )
     return hf
 
 
@@ -133,9 +134,8 @@ def replacing(path: source.Path) -> Iterator[pathlib.Path]:
     target = pathlib.Path(path).expanduser().absolute()
     refuse_foreign(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (
-        target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("new", "old")
-    )
+    fresh = target.with_name(f".{target.name}.new-{os.getpid()}")
+    old = target.with_name(f".{target.name}.old-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     try:
