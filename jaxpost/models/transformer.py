@@ -287,10 +287,29 @@ def window_of(config: TransformerConfig, local: Array, length: int) -> Array | N
 
 
 def write(cache: Array, new: Float[Array, "B S K hd"], layer: Array, starts: Int[Array, "B"]) -> Array:
-    """Writes each row's S new entries at its own start; cache is [L, B, K, length, hd]."""
-    rows = jnp.arange(new.shape[0])[:, None]
-    slots = starts[:, None] + jnp.arange(new.shape[1])
-    return cache.at[layer, rows, :, slots].set(new.astype(cache.dtype))
+    """Writes each row's S new entries at its own start; cache is [L, B, K, length, hd].
+
+    In place where the cache is donated. On a CPU row by row: XLA's scatter there goes element by
+    element, and for bfloat16 converts the whole cache to float32 and back.
+    """
+    entries = jnp.swapaxes(new, 1, 2).astype(cache.dtype)
+    return jax.lax.platform_dependent(
+        cache, entries, layer, starts, cpu=write_by_row, default=write_by_scatter
+    )
+
+
+def write_by_row(cache: Array, entries: Float[Array, "B K S hd"], layer, starts) -> Array:
+    def write_row(row, cache):
+        entry = jax.lax.dynamic_slice_in_dim(entries, row, 1)[None]
+        return jax.lax.dynamic_update_slice(cache, entry, (layer, row, 0, starts[row], 0))
+
+    return jax.lax.fori_loop(0, entries.shape[0], write_row, cache)
+
+
+def write_by_scatter(cache: Array, entries: Float[Array, "B K S hd"], layer, starts) -> Array:
+    rows = jnp.arange(entries.shape[0])[:, None]
+    slots = starts[:, None] + jnp.arange(entries.shape[2])
+    return cache.at[layer, rows, :, slots].set(jnp.swapaxes(entries, 1, 2))
 
 
 def rematerialize(layer, remat: Remat):
