@@ -1,6 +1,7 @@
 """The transformer against transformers' own numbers, and its own invariances."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -24,6 +25,8 @@ ONE_OF_EACH = [
     "qwen2_sliding",
     "qwen3_sliding_tied",
 ]
+# Most of the time here is compilation, and none of these models runs long enough to repay it.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 SMALL = TransformerConfig(
     vocab_size=17,
     width=8,
@@ -77,14 +80,14 @@ def small(**changes) -> tuple[models.Model, dict[str, Any]]:
     )
 
 
-def tokens_of(shape: tuple[int, ...], vocab: int = SMALL.vocab_size) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, vocab, shape).astype(np.int32)
+def tokens_of(shape: tuple[int, ...]) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).integers(0, SMALL.vocab_size, shape), jnp.int32)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(case):
     model, params, arrays = load(case)
-    logits = jax.jit(lambda p: models.logits(model, p, arrays["tokens"], arrays["segment_ids"]))
+    logits = quick_jit(lambda p: models.logits(model, p, arrays["tokens"], arrays["segment_ids"]))
     real = arrays["segment_ids"] > 0
     difference = np.abs(np.asarray(logits(params)) - arrays["logits"])[real]
     assert difference.max() < 1e-4
@@ -120,11 +123,11 @@ def test_decoding_equals_reading_at_once(case):
     """Prefill in two parts with rows of different lengths, then token by token."""
     model, params, arrays = load(case)
     tokens = arrays["tokens"][:3, :24]
-    expected = np.asarray(jax.jit(model.apply)(params, tokens))
-    decode = jax.jit(model.decode)
+    expected = np.asarray(quick_jit(model.apply)(params, tokens))
+    decode = quick_jit(model.decode)
     cache = model.init_cache(3, 24)
     done = np.zeros(3, np.int32)
-    for lengths, width in [((11, 6, 1), 11), ((7, 7, 7), 7), *[((1, 1, 1), 1)] * 6]:
+    for lengths, width in [((9, 6, 1), 9), ((9, 9, 9), 9), *[((1, 1, 1), 1)] * 6]:
         # What a short row reads beyond its own length is junk that a later part overwrites.
         part = np.zeros((3, width), np.int32)
         for row, length in enumerate(lengths):
@@ -134,14 +137,14 @@ def test_decoding_equals_reading_at_once(case):
             want = expected[row, done[row] : done[row] + length]
             np.testing.assert_allclose(hidden[row, :length], want, rtol=0, atol=1e-4)
         done = done + np.array(lengths, np.int32)
-    assert done.tolist() == [24, 19, 14]
+    assert done.tolist() == [24, 21, 16]
 
 
-@pytest.mark.parametrize("case", ONE_OF_EACH)
+@pytest.mark.parametrize("case", ["gemma3_default_pattern", "qwen2_sliding"])
 def test_packed_equals_unpacked_and_padding_is_inert(case):
     model, params, arrays = load(case)
     tokens = arrays["tokens"][0]
-    apply = jax.jit(model.apply)
+    apply = quick_jit(model.apply)
     packed = tokens[None].repeat(2, axis=0)
     packed[1, 33:] = 1  # other content of the padding
     segments = np.array([[1] * 9 + [2] * 17 + [3] * 7 + [0] * 7] * 2, np.int32)
@@ -162,8 +165,8 @@ def test_positions_restart_with_each_segment():
 
 def test_given_positions_are_used():
     model, params = small()
-    tokens, segments = tokens_of((1, 6)), np.array([[1, 1, 1, 2, 2, 2]])
-    logits = jax.jit(lambda positions: models.logits(model, params, tokens, segments, positions))
+    tokens, segments = tokens_of((1, 6)), jnp.array([[1, 1, 1, 2, 2, 2]])
+    logits = quick_jit(lambda positions: models.logits(model, params, tokens, segments, positions))
     restarting = logits(None)
     given, stretched = (
         logits(np.array([[0, 1, 2, 0, 1, 2]])),
@@ -181,7 +184,8 @@ def test_long_rows_attend_in_chunks_as_at_once(window):
     q = generator.normal(size=(1, 300, 4, 6)).astype(np.float32)
     k, v = generator.normal(size=(2, 1, 300, 2, 6)).astype(np.float32)
     segments = np.repeat([1, 2, 0], [40, 210, 50])[None]
-    attended = attention.attend(q, k, v, segments, scale=0.7, window=window, softcap=2.0)
+    arrays = map(jnp.asarray, (q, k, v, segments))
+    attended = attention.attend(*arrays, scale=0.7, window=window, softcap=2.0)
     age = np.arange(300)[:, None] - np.arange(300)
     visible = (age >= 0) & (segments[0][:, None] == segments[0]) & (age < (window or 300))
     for head in range(4):
@@ -195,9 +199,8 @@ def test_a_window_ends_where_it_says():
     """With window 3 and one layer, token t's state depends on tokens t-2 … t and no other."""
     model, params = small(layers=1, window=3, local_layers=(True,))
     tokens = tokens_of((1, 8))
-    changed = tokens.copy()
-    changed[0, 2] = (tokens[0, 2] + 1) % SMALL.vocab_size
-    apply = jax.jit(model.apply)
+    changed = tokens.at[0, 2].set((tokens[0, 2] + 1) % SMALL.vocab_size)
+    apply = quick_jit(model.apply)
     difference = np.abs(apply(params, tokens) - apply(params, changed))[0].max(axis=-1)
     assert (difference > 1e-6).tolist() == [False, False, True, True, True, False, False, False]
 
@@ -223,7 +226,9 @@ def test_remat_changes_no_gradient():
 
     def gradient(remat):
         model, params = small(remat=remat)
-        return jax.jit(jax.grad(lambda p: jnp.square(model.apply(p, tokens)[:, ::2]).sum()))(params)
+        return quick_jit(jax.grad(lambda p: jnp.square(model.apply(p, tokens)[:, ::2]).sum()))(
+            params
+        )
 
     plain = gradient("none")
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain)) > 0.1
@@ -238,17 +243,17 @@ def test_remat_changes_no_gradient():
 def test_compute_type_is_apart_from_parameter_type():
     model, params = small(compute_dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    hidden = jax.jit(model.apply)(params, tokens_of((1, 5)))
+    hidden = quick_jit(model.apply)(params, tokens_of((1, 5)))
     assert hidden.dtype == jnp.bfloat16
     assert model.unembed(params, hidden).dtype == jnp.float32
     assert model.init_cache(1, 5).keys.dtype == jnp.bfloat16
-    reference = jax.jit(small()[0].apply)(params, tokens_of((1, 5)))
+    reference = quick_jit(small()[0].apply)(params, tokens_of((1, 5)))
     np.testing.assert_allclose(hidden.astype(np.float32), reference, atol=0.15)
 
 
 def test_fresh_parameters_have_the_configured_spread():
     model = models.make_model(dataclasses.replace(SMALL, width=64, mlp_width=64, init_std=0.3))
-    params = jax.jit(model.init)(jax.random.key(1))
+    params = quick_jit(model.init)(jax.random.key(1))
     for leaf in (params["embedding"], params["layers"]["up_proj"]["kernel"]):
         assert float(jnp.std(leaf)) == pytest.approx(0.3, rel=0.1)
     first, second = params["layers"]["up_proj"]["kernel"]
@@ -259,10 +264,10 @@ def test_fresh_parameters_have_the_configured_spread():
 def test_noise_is_added_to_the_embeddings():
     model, params = small()
     tokens = tokens_of((1, 5))
-    other = np.roll(tokens, 1, axis=1)
+    other = jnp.roll(tokens, 1, axis=1)
     noise = params["embedding"][other] - params["embedding"][tokens]
-    noisy = jax.jit(model.apply)(params, tokens, None, None, noise)
-    np.testing.assert_allclose(noisy, jax.jit(model.apply)(params, other), atol=1e-5)
+    noisy = quick_jit(model.apply)(params, tokens, None, None, noise)
+    np.testing.assert_allclose(noisy, quick_jit(model.apply)(params, other), atol=1e-5)
 
 
 def test_rope_frequencies_by_hand():

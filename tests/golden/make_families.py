@@ -204,7 +204,7 @@ def write(case: str, given: dict, seed: int) -> None:
         for name, value in model.state_dict().items()
         if name != "lm_head.weight" or not config.tie_word_embeddings
     }
-    np.savez(FOLDER / f"{case}.npz", **weights, **batch(model, generator))
+    np.savez(FOLDER / f"{case}.npz", allow_pickle=False, **weights, **batch(model, generator))
     text = json.dumps({"given": given, "saved": saved_config(model)}, indent=1)
     (FOLDER / f"{case}.json").write_text(text + "\n")
 
