@@ -501,7 +501,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict) or not tree:
+    if not isinstance(tree, dict) or (prefix and not tree):
         return {prefix: tree}
     parts = (_flat(value, f"{prefix}.{key}" if prefix else key) for key, value in tree.items())
     return dict(itertools.chain.from_iterable(part.items() for part in parts))

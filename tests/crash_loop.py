@@ -1,10 +1,12 @@
 """A small real training loop over a run's folder, and a launcher that kills it; no tests here.
 
-    python crash_loop.py FOLDER STEPS SECONDS_A_STEP     trains, exits with the run's code
-    python crash_loop.py kill FOLDER STEPS MOMENT...     children killed at these, then a whole one
-    python crash_loop.py fault FOLDER STEPS COUNT...     children killed at the COUNT-th file event
+    python crash_loop.py train FOLDER STEPS SECONDS       trains, so many seconds a step
+    python crash_loop.py children FOLDER STEPS HARM...    harmed children in turn, then a whole one
+    python crash_loop.py race FOLDER JOBS                 jobs that want the folder all at once
 
-The launcher forks, so that one import of JAX serves all children; each is a process of its own.
+A HARM is `kill:0.3` (SIGKILL 0.3 s after the start), `kill:+0.3` (after the first committed save),
+`term:…` and `int:…` (asked to stop), or `fault:33` (SIGKILL at the 33rd file event). The launcher
+forks, so that one import of JAX serves all children; each is a process of its own.
 """
 
 import hashlib
@@ -22,6 +24,11 @@ import optax
 
 from jaxpost import checkpoint, runs, writer
 
+SIGNALS = {
+    "kill": [signal.SIGKILL],
+    "term": [signal.SIGTERM, signal.SIGTERM],  # a second one, as some supervisors send
+    "int": [signal.SIGINT],
+}
 optimizer = optax.adamw(1e-2)
 
 
@@ -81,6 +88,8 @@ def train(folder: str, steps: int, seconds: float) -> int:
                     saver.save(step, state, meter.state(), config)
                 if stop:
                     break
+                if seconds > 1:
+                    print("asleep", flush=True)
                 time.sleep(seconds)
             saver.wait()
         if step == steps:
@@ -106,26 +115,46 @@ def die_at(count: int, folder: str) -> None:
     sys.addaudithook(hook)
 
 
-def launch(folder: str, steps: int, *, delay: str | None = None, fault: int | None = None):
-    """One child; killed `0.3` s after its start, or `+0.3` s after its first committed save."""
+def launch(folder: str, steps: int, harm: str = "none:") -> None:
+    """One child; prints its exit code and the newest step it left."""
+    mode, moment = harm.split(":")
     before = newest(folder)
     child = os.fork()
     if child == 0:
-        if fault is not None:
-            die_at(fault, f"{folder}/")
+        if mode == "fault":
+            die_at(int(moment), f"{folder}/")
         code = 70
         try:
             code = train(folder, steps, 0.02)
         finally:
             sys.stdout.flush()
             os._exit(code)
-    if delay is not None:
-        while delay.startswith("+") and newest(folder) == before and not is_dead(child):
+    if mode in SIGNALS:
+        while moment.startswith("+") and newest(folder) == before and not is_dead(child):
             time.sleep(0.005)
-        time.sleep(float(delay))
-        os.kill(child, signal.SIGKILL)
+        time.sleep(float(moment))
+        for number in SIGNALS[mode]:
+            os.kill(child, number)
+            time.sleep(0.01)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print("child", code, newest(folder), flush=True)
+
+
+def race(folder: str, jobs: int) -> None:
+    """Several jobs open the folder at the same moment and hold it for a while."""
+    moment = time.time() + 0.5
+    for _ in range(jobs):
+        if os.fork() == 0:
+            time.sleep(moment - time.time())
+            try:
+                with runs.open_run(folder, {}, steps=1):
+                    time.sleep(1.5)
+                    os.write(1, b"held\n")
+            except runs.RunError as error:
+                os.write(1, f"refused: {error}\n".encode())
+            os._exit(0)
+    for _ in range(jobs):
+        os.wait()
 
 
 def is_dead(child: int) -> bool:
@@ -137,14 +166,14 @@ def newest(folder: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[0] not in ("kill", "fault"):
-        return train(arguments[0], int(arguments[1]), float(arguments[2]))
-    mode, folder, steps, *moments = arguments
-    for moment in moments:
-        if mode == "kill":
-            launch(folder, int(steps), delay=moment)
-        else:
-            launch(folder, int(steps), fault=int(moment))
+    mode, folder, steps, *harms = arguments
+    if mode == "train":
+        return train(folder, int(steps), float(harms[0]))
+    if mode == "race":
+        race(folder, int(steps))
+        return 0
+    for harm in harms:
+        launch(folder, int(steps), harm)
     launch(folder, int(steps))
     return 0
 

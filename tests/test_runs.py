@@ -1,0 +1,382 @@
+"""A run's folder under kills, signals, second jobs and changed configurations."""
+
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxpost import runs
+
+LOOP = Path(__file__).with_name("crash_loop.py")
+STEPS = 30
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(LOOP), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def loop(*arguments: object, timeout: float = 400) -> str:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(records: list[dict]) -> list[dict]:
+    clock = ("step_time", "tokens_per_second", "mfu", "compile_time", "elapsed")
+    return [{k: v for k, v in record.items() if k not in clock} for record in records]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    loop("children", folder, STEPS)
+    return folder
+
+
+def assert_like(folder: Path, straight: Path) -> None:
+    """The same bits at the end, and each step's metrics once, the same."""
+    assert (folder / "digest.txt").read_text() == (straight / "digest.txt").read_text()
+    records = metrics_of(folder)
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert timeless(records) == timeless(metrics_of(straight))
+    assert not list(folder.glob("checkpoints/tmp.*"))
+    assert not (folder / "lock.json").exists()
+
+
+def newest_after_each_child(out: str) -> list[int]:
+    return [int(line.split()[2]) for line in out.splitlines() if line.startswith("child")]
+
+
+# Kills -----------------------------------------------------------------------------------------
+
+
+def test_killed_at_random_times_the_run_ends_in_the_same_bits(straight, tmp_path):
+    rng = random.Random(0)
+    boots = [f"kill:{rng.uniform(0.05, 1.5):.2f}" for _ in range(3)]
+    later = [f"kill:+{rng.uniform(0, 0.4):.3f}" for _ in range(5)]
+    moments = boots + later
+    rng.shuffle(moments)
+    out = loop("children", tmp_path / "run", STEPS, *moments)
+    kept = newest_after_each_child(out)
+    assert out.count("child -9") == 8
+    assert kept == sorted(kept)
+    assert kept[-1] == STEPS
+    assert_like(tmp_path / "run", straight)
+
+
+def test_killed_at_chosen_points_of_a_save_the_run_ends_in_the_same_bits(straight, tmp_path):
+    # Of the file events of a fresh run: taking the lock, writing the config, the parts of the first
+    # save, its manifest, marker, rename; then those of the second save, and pruning.
+    points = [f"fault:{count}" for count in (2, 6, 33, 64, 68, 76, 77, 144, 214)]
+    out = loop("children", tmp_path / "run", STEPS, *points)
+    kept = newest_after_each_child(out)
+    assert out.count("child -9") == len(points)
+    assert kept == sorted(kept)
+    assert_like(tmp_path / "run", straight)
+
+
+@pytest.mark.slow
+def test_killed_at_every_seventh_point(straight, tmp_path):
+    for first in range(1, 300, 70):
+        folder = tmp_path / str(first)
+        points = [f"fault:{count}" for count in range(first, min(first + 70, 300), 7)]
+        out = loop("children", folder, STEPS, *points)
+        assert newest_after_each_child(out) == sorted(newest_after_each_child(out))
+        assert_like(folder, straight)
+
+
+@pytest.mark.slow
+def test_killed_fifty_times(straight, tmp_path):
+    for seed in range(5):
+        rng = random.Random(seed)
+        folder = tmp_path / str(seed)
+        moments = [f"kill:+{rng.uniform(0, 0.3):.3f}" for _ in range(6)]
+        moments += [f"kill:{rng.uniform(0.05, 3):.2f}" for _ in range(4)]
+        rng.shuffle(moments)
+        loop("children", folder, STEPS, *moments)
+        assert_like(folder, straight)
+
+
+# Signals ---------------------------------------------------------------------------------------
+
+
+def test_sigterm_and_ctrl_c_save_the_step_exit_with_75_and_the_same_command_goes_on(
+    straight, tmp_path
+):
+    folder = tmp_path / "run"
+    out = loop("children", folder, STEPS, "term:+0.05", "int:+0.05")
+    codes = [int(line.split()[1]) for line in out.splitlines() if line.startswith("child")]
+    assert codes == [runs.EXIT_PREEMPTED, runs.EXIT_PREEMPTED, 0]
+    assert runs.EXIT_PREEMPTED == 75
+    text = (folder / "log.txt").read_text()
+    assert text.count("stopped by SIGTERM") == text.count("stopped by SIGINT") == 1
+    for last in newest_after_each_child(out)[:2]:  # saved at the step it stopped at: none lost
+        assert f"resuming from step {last} of {STEPS}" in text
+    assert "cut" not in text
+    assert_like(folder, straight)
+
+
+def test_a_second_job_is_refused_and_a_second_ctrl_c_leaves_at_once(tmp_path):
+    process = start("train", tmp_path, "9", "60")
+    try:
+        assert process.stdout is not None
+        assert any(line.startswith("asleep") for line in process.stdout)
+        with pytest.raises(runs.RunError) as error:
+            runs.open_run(tmp_path, {}, steps=1)
+        assert f"in use by process {process.pid} on {socket.gethostname()} since 2" in str(
+            error.value
+        )
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert process.poll() is None  # it would save at the end of this long step
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode == -signal.SIGINT
+    finally:
+        process.kill()
+        process.communicate()
+    # It left its lock behind, and that stops nobody.
+    assert json.loads((tmp_path / "lock.json").read_text())["pid"] == process.pid
+    with runs.open_run(tmp_path, {}, steps=9) as run:
+        assert not run.finished
+
+
+def test_of_jobs_started_together_one_gets_it(tmp_path):
+    lines = loop("race", tmp_path / "run", "6").splitlines()
+    assert len(lines) == 6
+    assert lines.count("held") == 1
+    assert sum("is in use by process" in line for line in lines) == 5
+
+
+def test_handlers_are_given_back_and_an_ignored_hangup_stays_ignored(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runs.open_run(tmp_path / "run", {}, steps=3) as run:
+            assert signal.getsignal(signal.SIGTERM) not in before
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert not run.should_stop(1)
+            assert run.exit_code == 0
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert run.should_stop(2)
+            assert run.exit_code == 75
+            run.finish(3)
+            assert run.exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+
+# The folder ------------------------------------------------------------------------------------
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_finished_run_says_so_and_changes_nothing(straight, capsys):
+    before = snapshot(straight)
+    config = yaml.safe_load((straight / "config.yaml").read_text())
+    with runs.open_run(straight, config, steps=STEPS) as run:
+        assert run.finished
+        assert run.exit_code == 0
+    assert f"is finished (step {STEPS} of {STEPS}); nothing to do" in capsys.readouterr().err
+    assert snapshot(straight) == before
+
+
+def test_more_steps_go_on_from_a_finished_run(tmp_path):
+    with runs.open_run(tmp_path, {"steps": 3}, steps=3) as run:
+        run.finish(3)
+    with runs.open_run(tmp_path, {"steps": 2}, steps=2) as run:
+        assert run.finished
+    with runs.open_run(tmp_path, {"steps": 5}, steps=5) as run:
+        assert not run.finished
+        with pytest.raises(runs.RunError, match="finished at step 3, but it holds no checkpoint"):
+            run.resume(0)
+        run.resume(3)
+
+
+def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b'{"step": 1, "loss": 1.0}\n{"step": 2}\n{"step": 3}\n\x00\x00\n{"step": 4, "lo'
+    )
+    (tmp_path / "samples.jsonl").write_bytes(b'{"step": 2, "a": "x"}\n{"step": 3, "a": "y"}\n')
+    with runs.open_run(tmp_path, {}, steps=9) as run:
+        logging.getLogger("jaxpost").propagate = True
+        with caplog.at_level(logging.INFO, "jaxpost"):
+            run.resume(2)
+        assert "metrics.jsonl: cut 3 records after step 2" in caplog.text
+        assert (tmp_path / "metrics.jsonl").read_bytes() == (
+            b'{"step": 1, "loss": 1.0}\n{"step": 2}\n'
+        )
+        assert (tmp_path / "samples.jsonl").read_bytes() == b'{"step": 2, "a": "x"}\n'
+        stamp = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+        run.resume(2)
+        assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == stamp
+    assert "samples.jsonl: cut 1 records after step 2" in (tmp_path / "log.txt").read_text()
+
+
+def test_config_and_log_are_written_and_an_error_goes_to_the_log(tmp_path, capsys):
+    config = {"recipe": "sft", "optimizer": {"learning_rate": 1e-5, "betas": (0.9, 0.95)}}
+
+    def train():
+        with runs.open_run(tmp_path, config, steps=9):
+            logging.getLogger("jaxpost.somewhere").info("a note")
+            logging.getLogger("jaxpost.somewhere").warning("a warning")
+            logging.getLogger("absl").error("chatter of a library")
+            raise ZeroDivisionError("the cause")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    text = (tmp_path / "log.txt").read_text()
+    assert "INFO a note\n" in text
+    assert "chatter of a library" in text
+    assert "ZeroDivisionError: the cause" in text
+    err = capsys.readouterr().err
+    assert "a note\nwarning: a warning\n" in err
+    assert "chatter" not in err
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert kept["optimizer"] == {"learning_rate": 1e-5, "betas": [0.9, 0.95]}
+    assert not (tmp_path / "lock.json").exists()
+
+
+# Changed configuration ---------------------------------------------------------------------------
+
+OLD = {
+    "steps": 10,
+    "seed": 0,
+    "optimizer": {"learning_rate": 1e-5, "betas": (0.9, 0.95)},
+    "checkpoint": {"every": 5},
+}
+NEW = {
+    "steps": 20,
+    "seed": 0,
+    "optimizer": {"learning_rate": 2e-5, "betas": [0.9, 0.95], "decay": {}},
+    "checkpoint": {"every": 7},
+}
+
+
+def test_changes_by_hand():
+    assert runs.config_changes(OLD, OLD) == []
+    assert runs.config_changes(OLD, NEW) == [
+        "checkpoint.every: 5 -> 7",
+        "optimizer.decay: (absent) -> {}",
+        "optimizer.learning_rate: 1e-05 -> 2e-05",
+        "steps: 10 -> 20",
+    ]
+    assert runs.refused_changes(OLD, NEW) == [
+        "optimizer.decay: (absent) -> {}",
+        "optimizer.learning_rate: 1e-05 -> 2e-05",
+    ]
+    assert runs.config_changes({"a": None}, {}) == ["a: null -> (absent)"]
+
+
+def test_a_changed_config_is_refused_with_the_changes_unless_told(tmp_path):
+    def go(config, **options):
+        with runs.open_run(tmp_path, config, steps=config["steps"], **options) as run:
+            (run.checkpoints / "step_00000005").mkdir(parents=True, exist_ok=True)
+
+    go(OLD)
+    before = (tmp_path / "config.yaml").read_text()
+    with pytest.raises(runs.RunError) as error:
+        go(NEW)
+    assert "optimizer.learning_rate: 1e-05 -> 2e-05" in str(error.value)
+    assert "steps" not in str(error.value)
+    assert "resume_anyway=true" in str(error.value)
+    assert (tmp_path / "config.yaml").read_text() == before
+    assert not (tmp_path / "lock.json").exists()
+    go({**OLD, "steps": 12, "checkpoint": {"every": 1}})
+    go(NEW, resume_anyway=True)
+    text = (tmp_path / "log.txt").read_text()
+    assert "changed since the last job: steps: 10 -> 12" in text
+    assert "changed since the last job: optimizer.learning_rate: 1e-05 -> 2e-05" in text
+
+
+def test_before_the_first_checkpoint_any_change_is_welcome(tmp_path):
+    for config in (OLD, NEW):
+        with runs.open_run(tmp_path, config, steps=10):
+            pass
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == runs._plain(NEW)
+
+
+# The lock ----------------------------------------------------------------------------------------
+
+
+def lock_of(folder: Path, **changes) -> Path:
+    path = folder / "lock.json"
+    path.write_text(json.dumps({**runs._identity(), **changes}))
+    return path
+
+
+def test_the_same_process_does_not_get_it_twice(tmp_path):
+    with (
+        runs.open_run(tmp_path, {}, steps=1),
+        pytest.raises(runs.RunError, match=f"process {os.getpid()} on"),
+    ):
+        runs.open_run(tmp_path, {}, steps=1)
+
+
+def test_locks_left_behind(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        # The process id was given to another process since.
+        lock_of(tmp_path, pid=other.pid, start="17")
+        runs.open_run(tmp_path, {}, steps=1).close()
+        # The machine was restarted since.
+        lock_of(tmp_path, pid=other.pid, start=runs._start_of(other.pid), boot="another")
+        runs.open_run(tmp_path, {}, steps=1).close()
+        # It is that process.
+        lock_of(tmp_path, pid=other.pid, start=runs._start_of(other.pid))
+        with pytest.raises(runs.RunError, match=f"process {other.pid}"):
+            runs.open_run(tmp_path, {}, steps=1)
+    finally:
+        other.communicate(b"\n")
+    runs.open_run(tmp_path, {}, steps=1).close()
+    # Cut short, which atomic writing rules out, but a user's editor does not.
+    (tmp_path / "lock.json").write_text('{"pid": 1')
+    runs.open_run(tmp_path, {}, steps=1).close()
+
+
+def test_a_lock_of_another_machine_counts_while_it_is_touched(tmp_path):
+    path = lock_of(tmp_path, host="elsewhere", pid=1)
+    with pytest.raises(runs.RunError, match="process 1 on elsewhere"):
+        runs.open_run(tmp_path, {}, steps=1)
+    old = time.time() - 300
+    os.utime(path, (old, old))
+    runs.open_run(tmp_path, {}, steps=1).close()
+    assert not path.exists()
+
+
+# Bad numbers -------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_step():
+    runs.check_finite(3, {"loss": 1.0, "grad_norm": 2.0, "eval/perplexity": float("inf")})
+    runs.check_finite(3, {})
+    with pytest.raises(FloatingPointError, match="step 12: loss is nan, grad_norm is inf"):
+        runs.check_finite(12, {"loss": float("nan"), "grad_norm": float("inf")})
