@@ -1,82 +1,156 @@
-"""From logits to a token: temperature, top-k, top-p, min-p. One definition for sampler and trainer."""
+"""Logits to tokens: temperature, top-k, top-p and min-p, the same for the sampler and the trainer.
+
+`truncate` turns a model's logits into those of the distribution that is sampled. The sampler draws
+from it and `logps.token_logps` scores with it, so their log-probabilities agree. Where two logits
+differ by less than the rounding between two programs, a token on the edge of the kept set may be
+kept by one and not by the other.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpost.typing import Array, Float, Int
+from jaxpost.typing import Array, Bool, Float, Int
+
+TOP_P_TOLERANCE = 1e-6  # a sum of float32 probabilities this close to `top_p` reaches it
+ONE = 0x3F800000  # the bits of float32 1.0: those of non-negative floats are ordered as they are
 
 
 def truncate(
-    logits: Float[Array, "*N V"],
+    logits: Float[Array, "*B V"],
     *,
-    temperature: float = 1.0,
+    temperature: float | Array = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-) -> Float[Array, "*N V"]:
-    """Logits of the distribution that is sampled: divided by `temperature`, −inf where cut off.
+    top_p: float | Array | None = None,
+    min_p: float | Array | None = None,
+) -> Float[Array, "*B V"]:
+    """Logits of the distribution sampled: `logits / temperature` where kept, -inf elsewhere.
 
-    The cuts apply in this order, each to what the one before left:
-    top_k keeps the k most probable tokens and any that tie with the last of them; top_p keeps the
-    smallest set of most probable tokens whose mass reaches p, and ties with its last (at least
-    one); min_p keeps tokens with at least min_p times the highest probability. Temperature 0 keeps
-    only the most probable token, the first of equals. Differentiable through what is kept.
+    Each rule acts on the distribution that the ones before it left, renormalised:
+
+    1. `temperature` divides; 0 is greedy and keeps only the highest logit (unscaled).
+    2. `top_k` keeps exactly the k most probable tokens (all, if there are no more than k).
+    3. `top_p` keeps the smallest set of most probable tokens whose mass is at least p (within
+       1e-6, for float32 sums); always at least one, and all for p = 1 (arXiv 1904.09751).
+    4. `min_p` keeps tokens with at least `min_p` times the highest probability (arXiv 2407.01082).
+
+    Of equal logits at the edge of rules 1 to 3 the lower token ids are kept; rule 4 keeps equals
+    together. The kept set is a constant to differentiation; gradients pass through kept logits.
+    `top_k`, and whether a rule is there and the temperature is 0, are static; the other numbers
+    may be traced (a traced temperature must be positive).
 
     Raises:
-      ValueError: a setting outside its range.
+      ValueError: a setting is out of its range.
     """
-    check(temperature, top_k, top_p, min_p)
-    if temperature == 0:
-        best = jnp.argmax(logits, axis=-1, keepdims=True)
-        columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-        return jnp.where(columns == best, 0.0, -jnp.inf).astype(logits.dtype)
+    check_settings(temperature, top_k, top_p, min_p)
+    if is_greedy(temperature):
+        return jnp.where(one_hot_of_highest(logits), logits, -jnp.inf)
     logits = logits / temperature
+    fixed = jax.lax.stop_gradient(logits)
     if top_k is not None and top_k < logits.shape[-1]:
-        lowest = jax.lax.top_k(jax.lax.stop_gradient(logits), top_k)[0][..., -1:]
-        logits = jnp.where(logits >= lowest, logits, -jnp.inf)
-    if top_p is not None and top_p < 1:
-        ordered = jnp.flip(jnp.sort(jax.lax.stop_gradient(logits), axis=-1), axis=-1)
-        mass = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1)
-        before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
-        lowest = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits >= lowest, logits, -jnp.inf)
-    if min_p is not None and min_p > 0:
-        highest = jnp.max(jax.lax.stop_gradient(logits), axis=-1, keepdims=True)
-        logits = jnp.where(logits >= highest + jnp.log(min_p), logits, -jnp.inf)
-    return logits
-
-
-def check(
-    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
-) -> None:
-    """Raises ValueError at a setting that names no distribution."""
-    if temperature < 0:
-        raise ValueError(f"temperature is {temperature}; it must be 0 (greedy) or above")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k is {top_k}; it must be at least 1, or None for no limit")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}; it must lie above 0 and up to 1, or be None")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise ValueError(f"min_p is {min_p}; it must lie in 0 … 1, or be None")
+        fixed = jnp.where(keep_top_k(fixed, top_k), fixed, -jnp.inf)
+    if top_p is not None:
+        fixed = jnp.where(keep_top_p(jax.nn.softmax(fixed), top_p), fixed, -jnp.inf)
+    if min_p is not None:
+        floor = jnp.max(fixed, axis=-1, keepdims=True) + jnp.log(min_p)
+        fixed = jnp.where(fixed >= floor, fixed, -jnp.inf)
+    return logits if (top_k, top_p, min_p) == (None, None, None) else where_kept(fixed, logits)
 
 
 def sample_token(
     keys: Array,
-    logits: Float[Array, "B V"],
+    logits: Float[Array, "*B V"],
     *,
-    temperature: float = 1.0,
+    temperature: float | Array = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """One token a row, and its log-probability (nats) in the distribution it was drawn from.
+    top_p: float | Array | None = None,
+    min_p: float | Array | None = None,
+) -> tuple[Int[Array, "*B"], Float[Array, "*B"]]:
+    """Draws a token from each row, and its log-probability (nats) under `truncate`'s distribution.
 
-    A row's draw depends on its own key and logits only.
+    `keys` holds one random key a row, and a row's draw depends on its own key and logits only.
+    Greedy draws use no key and have log-probability 0.
     """
-    logits = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    if temperature == 0:
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return tokens, jnp.zeros(tokens.shape, jnp.float32)
-    tokens = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
-    logps = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    return tokens, logps - jax.nn.logsumexp(logits, axis=-1)
+    kept = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    if is_greedy(temperature):
+        tokens = jnp.argmax(logits, axis=-1)
+    else:
+        draw = jax.random.categorical
+        for _ in logits.shape[:-1]:
+            draw = jax.vmap(draw)
+        tokens = draw(keys, kept)
+    chosen = jnp.take_along_axis(kept, tokens[..., None], axis=-1)[..., 0]
+    return tokens.astype(jnp.int32), chosen - jax.nn.logsumexp(kept, axis=-1)
+
+
+def is_greedy(temperature: float | Array) -> bool:
+    """Whether a temperature is the number 0 (a traced one counts as positive)."""
+    return not isinstance(temperature, jax.Array) and temperature == 0
+
+
+def check_settings(temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> None:
+    """Raises ValueError for a number out of its range; traced numbers are not looked at."""
+    bounds = {
+        "temperature": (temperature, temperature_ok, "0 (greedy) or more, and finite"),
+        "top_k": (top_k, lambda k: k >= 1, "1 or more; leave it out (None) to keep all tokens"),
+        "top_p": (top_p, lambda p: 0 < p <= 1, "over 0 and up to 1"),
+        "min_p": (min_p, lambda p: 0 <= p <= 1, "from 0 to 1"),
+    }
+    for name, (value, is_right, range_) in bounds.items():
+        if value is not None and not isinstance(value, jax.Array) and not is_right(value):
+            raise ValueError(f"{name} is {value}; it must be {range_}")
+
+
+def temperature_ok(temperature: float) -> bool:
+    return 0 <= temperature < float("inf")
+
+
+def one_hot_of_highest(logits: Float[Array, "*B V"]) -> Bool[Array, "*B V"]:
+    highest = jnp.argmax(logits, axis=-1, keepdims=True)
+    return jnp.arange(logits.shape[-1]) == highest
+
+
+def where_kept(fixed: Float[Array, "*B V"], logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
+    return jnp.where(fixed > -jnp.inf, logits, -jnp.inf)
+
+
+def keep_top_k(logits: Float[Array, "*B V"], k: int) -> Bool[Array, "*B V"]:
+    """The k highest logits of each row, lower ids first among equals."""
+    edge = jax.lax.top_k(logits, k)[0][..., -1:]
+    above = jnp.sum(logits > edge, axis=-1, keepdims=True)
+    return keep_down_to(edge, k - above, logits)
+
+
+def keep_top_p(probabilities: Float[Array, "*B V"], p: float | Array) -> Bool[Array, "*B V"]:
+    """The smallest set of most probable tokens with mass p, lower ids first among equals.
+
+    Finds the least probability in the set by bisection over its 30 bits: exact, and a few passes
+    over the vocabulary instead of a sort of it.
+    """
+    target = jnp.maximum(jnp.asarray(p, jnp.float32) - TOP_P_TOLERANCE, TOP_P_TOLERANCE**2)
+    target = jnp.where(jnp.asarray(p) < 1, target, jnp.inf)  # 1 keeps even what rounds to nothing
+    probabilities = probabilities.astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)
+
+    def mass(edge: Int[Array, "*B 1"]) -> Float[Array, "*B 1"]:
+        return jnp.sum(jnp.where(bits >= edge, probabilities, 0.0), axis=-1, keepdims=True)
+
+    def halve(_, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends  # mass(low) >= target > mass(high), low = 0 aside
+        middle = (low + high) // 2
+        enough = mass(middle) >= target
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    zeros = jnp.zeros((*probabilities.shape[:-1], 1), jnp.int32)
+    edge, above = jax.lax.fori_loop(0, 30, halve, (zeros, zeros + ONE + 1))
+    probability = jax.lax.bitcast_convert_type(edge, jnp.float32)
+    return keep_down_to(probability, jnp.ceil((target - mass(above)) / probability), probabilities)
+
+
+def keep_down_to(
+    edge: Float[Array, "*B 1"], equals: Array, scores: Float[Array, "*B V"]
+) -> Bool[Array, "*B V"]:
+    """Scores over `edge`, and the first `equals` of those that equal it."""
+    equal = scores == edge
+    return (scores > edge) | (equal & (jnp.cumsum(equal, axis=-1) <= equals))
