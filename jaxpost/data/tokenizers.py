@@ -1,0 +1,463 @@
+"""Tokenizers behind one small protocol: Hugging Face folders, and SentencePiece models.
+
+Nothing here adds a special token to what it encodes; special tokens written in the text (as chat
+templates do) become their ids. Where BOS and EOS go is decided in `chat`.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+Spans = list[tuple[int, int]]
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back.
+
+    Attributes:
+      vocab_size: ids are below it.
+      bos_id: the id that begins a text, or None.
+      adds_bos: whether texts begin with it unless a template says otherwise.
+      eos_id: the id that ends a text, or None.
+      eos_ids: every id that ends a completion: EOS, those of the generation config, and the token
+        that the chat template puts after an assistant's turn.
+      pad_id: fills rows; it may equal an EOS, and no mask is made from it.
+      chat_template: Jinja source, or None.
+      files: what it was read from, by file name.
+      fingerprint: a digest of those files.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def adds_bos(self) -> bool: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def files(self) -> Mapping[str, bytes]: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without any that it does not spell."""
+        ...
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        """The ids, and where in the text (characters) each comes from."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens spelt out."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """The chat template's text of a conversation."""
+        ...
+
+    def render_with_spans(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> tuple[str, Spans]:
+        """Also the spans between the template's generation markers, if it has any."""
+        ...
+
+
+def load_tokenizer(path_or_hub_id: str | os.PathLike[str]) -> "HubTokenizer | PieceTokenizer":
+    """The tokenizer of a folder, a hub id (`owner/name`), or a SentencePiece `.model` file.
+
+    Raises:
+      FileNotFoundError: nothing there, or a folder without a tokenizer.
+    """
+    path = Path(path_or_hub_id)
+    if path.is_file():
+        return PieceTokenizer({"tokenizer.model": path.read_bytes()})
+    if not path.is_dir():
+        path = downloaded(str(path_or_hub_id))
+    files = {name: (path / name).read_bytes() for name in FILES if (path / name).is_file()}
+    try:
+        return load_tokenizer_from_files(files)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: {error}") from None
+
+
+def downloaded(hub_id: str) -> Path:
+    """The tokenizer files of a model on the hub."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
+        raise FileNotFoundError(f"{hub_id}: no such tokenizer folder or file, and not a hub id")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(FILES)))
+    except Exception as error:
+        raise FileNotFoundError(
+            f"{hub_id}: no such folder, and the hub could not be read ({error}); download it with "
+            f"`hf download {hub_id}` where there is a network, or give a folder"
+        ) from error
+
+
+def load_tokenizer_from_files(files: Mapping[str, bytes]) -> "HubTokenizer | PieceTokenizer":
+    """A tokenizer from the content of its files, as a `ModelCard` carries them."""
+    if "tokenizer.json" in files:
+        return HubTokenizer(files)
+    if "vocab.json" in files and "merges.txt" in files:
+        return HubTokenizer({**files, "tokenizer.json": converted(files)})
+    if "tokenizer.model" in files:
+        return PieceTokenizer(files)
+    raise FileNotFoundError(
+        "has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, or tokenizer.model"
+    )
+
+
+def converted(files: Mapping[str, bytes]) -> bytes:
+    """`tokenizer.json` of a tokenizer in the older form, made by transformers."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        tokenizer = quiet_transformers().AutoTokenizer.from_pretrained(folder)
+        return tokenizer.backend_tokenizer.to_str().encode()
+
+
+def quiet_transformers() -> Any:
+    """The transformers package, without its remarks about torch."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    import transformers
+
+    return transformers
+
+
+def spelt(token: Any) -> str | None:
+    """The text of a special token, which configs give as a string or as an object."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def json_of(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    try:
+        return json.loads(files[name])
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from error
+
+
+class Templated:
+    """What both kinds of tokenizer share: settings, special tokens, and the chat template."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.files = dict(files)
+        self.settings = json_of(files, "tokenizer_config.json")
+        self.special = {**json_of(files, "special_tokens_map.json"), **self.settings}
+
+    def id_of(self, token: str) -> int | None:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.files):
+            digest.update(name.encode() + b"\0" + self.files[name] + b"\0")
+        return digest.hexdigest()[:16]
+
+    @functools.cached_property
+    def chat_template(self) -> str | None:
+        if "chat_template.jinja" in self.files:
+            return self.files["chat_template.jinja"].decode()
+        template = self.settings.get("chat_template")
+        template = template or json_of(self.files, "chat_template.json").get("chat_template")
+        if isinstance(template, list):
+            named = {item["name"]: item["template"] for item in template}
+            template = named.get("default", next(iter(named.values()), None))
+        return template
+
+    @functools.cached_property
+    def eos_ids(self) -> frozenset[int]:
+        given = json_of(self.files, "generation_config.json").get("eos_token_id")
+        given = given if isinstance(given, list) else [given]
+        return frozenset(i for i in (*given, self.eos_id, self.turn_end_id) if i is not None)
+
+    @property
+    def eos_id(self) -> int | None:
+        raise NotImplementedError
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.id_of(spelt(self.special.get("pad_token")) or "")
+        return pad if pad is not None else min(self.eos_ids, default=0)
+
+    @functools.cached_property
+    def turn_end_id(self) -> int | None:
+        """The special token that the template puts after an assistant's words."""
+        if self.chat_template is None:
+            return None
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bcb"}]
+        try:
+            text = self.render(turns)
+        except ValueError:
+            return None
+        tail = text[text.rindex("bcb") + 3 :].strip() if "bcb" in text else ""
+        ids = self.encode(tail)
+        first = ids[0] if ids else None
+        return first if first is not None and first in self.special_ids else None
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """The chat template's text.
+
+        Raises:
+          ValueError: there is no template, or it refuses these messages.
+        """
+        return self._render(
+            messages, tools, add_generation_prompt=add_generation_prompt, **template_kwargs
+        )[0]
+
+    def render_with_spans(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> tuple[str, Spans]:
+        if not re.search(r"{%-?\s*generation\b", self.chat_template or ""):
+            return self.render(messages, tools, **template_kwargs), []
+        return self._render(messages, tools, return_assistant_tokens_mask=True, **template_kwargs)
+
+    def _render(self, messages: Any, tools: Any, **settings: Any) -> tuple[str, Spans]:
+        if self.chat_template is None:
+            raise ValueError(
+                "this tokenizer has no chat template; add chat_template.jinja to its folder, or "
+                "train on text or plain prompt/completion rows"
+            )
+        quiet_transformers()
+        from jinja2.exceptions import TemplateError
+        from transformers.utils import chat_template_utils
+
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        tokens = {name: spelt(self.special.get(name)) or "" for name in names}
+        try:
+            texts, spans = chat_template_utils.render_jinja_template(
+                [list(messages)],
+                tools=list(tools) if tools else None,
+                chat_template=self.chat_template,
+                **{**tokens, **settings},
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        return texts[0], [(start, end) for start, end in spans[0]] if spans else []
+
+
+class HubTokenizer(Templated):
+    """A `tokenizer.json`, by the tokenizers library."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        super().__init__(files)
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def id_of(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+    @property
+    def vocab_size(self) -> int:
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(added)
+
+    @functools.cached_property
+    def bos_id(self) -> int | None:
+        return self.id_of(spelt(self.special.get("bos_token")) or "")
+
+    @functools.cached_property
+    def eos_id(self) -> int | None:
+        return self.id_of(spelt(self.special.get("eos_token")) or "")
+
+    @functools.cached_property
+    def adds_bos(self) -> bool:
+        if self.bos_id is None:
+            return False
+        if self.settings.get("add_bos_token") is not None:
+            return bool(self.settings["add_bos_token"])
+        return self._tokenizer.encode("a").ids[0] == self.bos_id
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+class PieceTokenizer(Templated):
+    """A SentencePiece `.model`; control tokens spelt in a text become their ids."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        super().__init__(files)
+        import sentencepiece
+
+        self._model = sentencepiece.SentencePieceProcessor()
+        self._model.LoadFromSerializedProto(files["tokenizer.model"])
+        model = self._model
+        for name, number in (("bos_token", model.bos_id()), ("eos_token", model.eos_id())):
+            if number >= 0:
+                self.special.setdefault(name, model.IdToPiece(number))
+        pieces = [model.IdToPiece(i) for i in sorted(self.special_ids)]
+        self._controls = re.compile("|".join(map(re.escape, sorted(pieces, key=len, reverse=True))))
+
+    def __reduce__(self):
+        return PieceTokenizer, (self.files,)
+
+    def id_of(self, token: str) -> int | None:
+        number = self._model.PieceToId(token)
+        return number if self._model.IdToPiece(number) == token else None
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.GetPieceSize()
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(i for i in range(self.vocab_size) if self._model.IsControl(i))
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._model.bos_id() if self._model.bos_id() >= 0 else None
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._model.eos_id() if self._model.eos_id() >= 0 else None
+
+    @property
+    def adds_bos(self) -> bool:
+        return self.bos_id is not None and bool(self.settings.get("add_bos_token", True))
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_with_spans(text)[0]
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        ids: list[int] = []
+        spans: Spans = []
+        start = 0
+        for found in self._controls.finditer(text) if self._controls.pattern else ():
+            self._plain(text, start, found.start(), ids, spans)
+            ids.append(self._model.PieceToId(found.group()))
+            spans.append(found.span())
+            start = found.end()
+        self._plain(text, start, len(text), ids, spans)
+        return ids, spans
+
+    def _plain(self, text: str, start: int, end: int, ids: list[int], spans: Spans) -> None:
+        if start == end:
+            return
+        proto = self._model.encode(text[start:end], return_type="proto")
+        for piece in proto.pieces:
+            ids.append(piece.id)
+            spans.append((start + piece.begin, start + piece.end))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        parts: list[str] = []
+        plain: list[int] = []
+        for number in [*map(int, ids), -1]:
+            if number >= 0 and number not in self.special_ids:
+                plain.append(number)
+                continue
+            parts += [self._model.DecodeIds(plain)] if plain else []
+            parts += [self._model.IdToPiece(number)] if number >= 0 else []
+            plain = []
+        return "".join(parts)
+
+
+CHATML = """{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{{- message['content'] + '<|im_end|>' -}}
+{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+def byte_tokenizer() -> dict[str, bytes]:
+    """Files of a tokenizer whose tokens are the 256 bytes and four special ones, with ChatML."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([tokenizers.AddedToken(s, special=True) for s in special])
+    ids = [tokenizer.token_to_id(token) for token in special]
+    settings = {
+        "add_bos_token": True,
+        "bos_token": special[0],
+        "clean_up_tokenization_spaces": False,
+        "eos_token": special[1],
+        "pad_token": special[1],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    generation = {"bos_token_id": ids[0], "eos_token_id": [ids[1], ids[3]], "pad_token_id": ids[1]}
+    return {
+        "tokenizer.json": (tokenizer.to_str(pretty=True) + "\n").encode(),
+        "tokenizer_config.json": (json.dumps(settings, indent=2) + "\n").encode(),
+        "chat_template.jinja": CHATML.encode(),
+        "generation_config.json": (json.dumps(generation, indent=2) + "\n").encode(),
+    }
