@@ -161,14 +161,15 @@ def _open_outputs(
     clock: Callable[[], float],
 ) -> list[Any]:
     # Packages first: what is missing should be said before anything is written.
-    outputs: list[Any] = []
-    if config.tensorboard:
-        outputs.append(_TensorBoard(_optional("tensorboardX", "tensorboard"), folder))
-    if config.wandb_project is not None:
-        wandb = _optional("wandb", "wandb")
+    tensorboard = _optional("tensorboardX", "tensorboard") if config.tensorboard else None
+    wandb = _optional("wandb", "wandb") if config.wandb_project is not None else None
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs: list[Any] = [_Lines(folder / "metrics.jsonl")]
+    if tensorboard is not None:
+        outputs.append(_TensorBoard(tensorboard, folder))
+    if wandb is not None:
         outputs.append(_WeightsAndBiases(wandb, folder, config.wandb_project, name))
-    terminal = _terminal(config, steps, console, clock)
-    return [_Lines(folder / "metrics.jsonl"), *outputs, terminal]
+    return [*outputs, _terminal(config, steps, console, clock)]
 
 
 class _Lines:
@@ -214,7 +215,6 @@ class _Lines:
 
     def _open(self) -> int:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             self._end, self._last = _last_record(self._file)
         return self._file

@@ -380,3 +380,47 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step():
     runs.check_finite(3, {})
     with pytest.raises(FloatingPointError, match="step 12: loss is nan, grad_norm is inf"):
         runs.check_finite(12, {"loss": float("nan"), "grad_norm": float("inf")})
+
+
+# Two processes -----------------------------------------------------------------------------------
+
+
+def two_processes(folder: Path, *arguments: object) -> list[tuple[int, str]]:
+    """Exit code and last line of each of two processes that train together."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    script = Path(__file__).with_name("two_process_loop.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), *map(str, (rank, port, folder, *arguments))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        for rank in (0, 1)
+    ]
+    ended = []
+    for process in processes:
+        out, _ = process.communicate(timeout=120)
+        ended.append((process.returncode, (out.splitlines() or [""])[-1]))
+    return ended
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_processes_stops_both_at_one_step(tmp_path):
+    stopped = two_processes(tmp_path / "run", 40, 12)
+    assert [code for code, _ in stopped] == [75, 75]
+    step = int(stopped[0][1].split()[2])
+    assert 12 < step < 40
+    assert stopped[1][1].startswith(f"stopped at {step} ")
+    path = tmp_path / "run" / "checkpoints" / f"step_{step:08d}"
+    assert {"position.0.json", "position.1.json"} <= {file.name for file in path.iterdir()}
+
+    resumed = two_processes(tmp_path / "run", 40)
+    straight = two_processes(tmp_path / "other", 40)
+    assert resumed == straight
+    assert [code for code, _ in straight] == [0, 0]
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "other")
+    assert len(metrics_of(tmp_path / "run")) == 40
