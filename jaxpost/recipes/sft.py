@@ -135,7 +135,7 @@ def make_data(config: Config, tokenizer: tokenizers.Tokenizer) -> sources.DataSt
     """Batches without end, at a position that can be saved."""
     return sources.batches(
         config.data,
-        lambda row: chat.tokenize(row, tokenizer, config.chat),
+        chat.Tokenize(tokenizer, config.chat),
         length=config.data.max_length,
         batch_size=config.batch_size,
         seed=config.seed,
@@ -174,7 +174,7 @@ def make_evaluation(
 def eval_batches(config: Config, tokenizer: tokenizers.Tokenizer) -> Iterator[batches.TokenBatch]:
     return sources.eval_batches(
         config.data,
-        lambda row: chat.tokenize(row, tokenizer, config.chat),
+        chat.Tokenize(tokenizer, config.chat),
         length=config.data.max_length,
         batch_size=config.eval.batch_size,
         rows=config.eval.rows,

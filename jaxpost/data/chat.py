@@ -1,0 +1,497 @@
+"""From rows to tokens, with what is trained of them. Masks come from positions in the text.
+
+Of a conversation, an assistant's turn is found between the template's generation markers, or
+without these by rendering the conversation up to the turn and through it: what the second adds is
+the turn. Where a template rewrites earlier turns once later ones follow (Qwen3 drops their
+reasoning), the turn's content is found by putting other words in its place. A turn that can be
+found in no way is an error; nothing is guessed from token ids.
+
+A turn's end-of-turn token is trained with it, and the newline that a template puts after it is not.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jaxpost.batch import Example
+from jaxpost.data.formats import (
+    ChatRow,
+    CompletionRow,
+    Dropped,
+    ReasoningRow,
+    Row,
+    TextRow,
+    TokensRow,
+)
+from jaxpost.data.tokenizers import Tokenizer
+from jaxpost.options import option
+
+Messages = Sequence[Mapping[str, Any]]
+PLACEHOLDER = "jaxpostplaceholder"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatOptions:
+    """How rows become tokens, and which of these are trained."""
+
+    train_on: Literal["assistant", "last", "all"] = option(
+        "assistant", "of a conversation: every assistant turn, only the last one, or every token"
+    )
+    reasoning_weight: float = option(1.0, "loss weight of reasoning (rows with `reasoning`)")
+    answer_weight: float = option(1.0, "loss weight of the answer after the reasoning")
+    reasoning_open: str = option("<think>\n", "text that opens reasoning")
+    reasoning_close: str = option("\n</think>\n\n", "text that closes reasoning")
+    template_kwargs: dict[str, Any] | None = option(
+        None, "further arguments of the chat template, such as {enable_thinking: false}"
+    )
+
+    def __post_init__(self):
+        for name in ("reasoning_weight", "answer_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"chat.{name} is {getattr(self, name)}; it must be 0 or above")
+
+
+class Span(NamedTuple):
+    """Characters `start` … `end`-1 of a text, and the loss weight of the tokens they spell."""
+
+    start: int
+    end: int
+    weight: float
+
+
+class Question(NamedTuple):
+    """What is asked, as ids, and the text that would be right."""
+
+    prompt: tuple[int, ...]
+    answer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenize:
+    """`row -> Example | Dropped`, to be handed to data workers."""
+
+    tokenizer: Tokenizer
+    options: ChatOptions
+
+    def __call__(self, row: Row) -> Example | Dropped:
+        return tokenize(row, self.tokenizer, self.options)
+
+
+def tokenize(row: Row, tokenizer: Tokenizer, options: ChatOptions) -> Example | Dropped:
+    """Tokens of a row, which of them are trained, and with what weight.
+
+    Dropped, for these reasons: `empty_target` (nothing to train on), `fully_masked` (all of it has
+    weight 0), `unclosed_reasoning`, `too_short` (a single token has no target).
+
+    Raises:
+      ValueError: the template refuses the row or its turns cannot be found; ids out of range.
+    """
+    if isinstance(row, TextRow):
+        found = text_example(row.text, tokenizer)
+    elif isinstance(row, TokensRow):
+        found = tokens_example(row, tokenizer)
+    elif isinstance(row, ChatRow):
+        found = chat_example(row, tokenizer, options)
+    elif isinstance(row, CompletionRow):
+        found = completion_example(row, tokenizer, options)
+    else:
+        found = reasoning_example(row, tokenizer, options)
+    if isinstance(found, str):
+        return Dropped(found, row.where)
+    if len(found.tokens) < 2:
+        return Dropped("too_short", row.where)
+    if not found.mask[1:].any():
+        return Dropped("fully_masked", row.where)
+    return found
+
+
+def question(row: Row, tokenizer: Tokenizer, options: ChatOptions) -> Question | None:
+    """A row's prompt as the sampler must see it, and the answer; None where it has no such parts."""
+    if isinstance(row, ChatRow):
+        *before, last = row.messages
+        if last["role"] != "assistant" or not plain_text(last) or not before:
+            return None
+        row = CompletionRow(before, [last], row.tools, row.template_kwargs)
+    if isinstance(row, ReasoningRow):
+        row = CompletionRow(row.prompt, row.answer, row.tools, row.template_kwargs)
+    if not isinstance(row, CompletionRow):
+        return None
+    completion = row.completion
+    answer = completion if isinstance(completion, str) else plain_text(completion[-1])
+    if isinstance(row.prompt, str):
+        return Question(tuple(begin(tokenizer) + tokenizer.encode(row.prompt)), answer)
+    text = tokenizer.render(
+        row.prompt, row.tools, add_generation_prompt=True, **template_kwargs(row, options)
+    )
+    return Question(tuple(tokenizer.encode(text)), answer)
+
+
+def template_kwargs(row: Any, options: ChatOptions) -> dict[str, Any]:
+    return {**(options.template_kwargs or {}), **row.template_kwargs}
+
+
+def plain_text(message: Mapping[str, Any]) -> str:
+    """A message's content as one text."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+# Plain rows ----------------------------------------------------------------------------------
+
+
+def begin(tokenizer: Tokenizer) -> list[int]:
+    """BOS, if the tokenizer begins its texts with one."""
+    return [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
+
+
+def finish(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """EOS, unless the ids end in one (of any kind) already."""
+    if (ids and ids[-1] in tokenizer.eos_ids) or tokenizer.eos_id is None:
+        return []
+    return [tokenizer.eos_id]
+
+
+def without_second_bos(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    return ids[1:] if ids and begin(tokenizer) and ids[0] == tokenizer.bos_id else ids
+
+
+def text_example(text: str, tokenizer: Tokenizer) -> Example | str:
+    """BOS, the text and EOS, all of it trained."""
+    ids = without_second_bos(tokenizer.encode(text), tokenizer)
+    if not ids:
+        return "empty_target"
+    ids = begin(tokenizer) + ids
+    return example(ids + finish(ids, tokenizer), np.ones(len(ids) + 1, np.float32))
+
+
+def tokens_example(row: TokensRow, tokenizer: Tokenizer) -> Example | str:
+    """A row that is tokenised already.
+
+    Raises:
+      ValueError: an id that the vocabulary does not have.
+    """
+    tokens = np.asarray(row.tokens, np.int64)
+    if len(tokens) == 0:
+        return "empty_target"
+    outside = (tokens < 0) | (tokens >= tokenizer.vocab_size)
+    if outside.any():
+        place = int(outside.argmax())
+        raise ValueError(
+            f"{row.where}: token {place} is {tokens[place]}, outside the vocabulary of "
+            f"{tokenizer.vocab_size}; was it made with another tokenizer?"
+        )
+    weights = np.ones(len(tokens), np.float32)
+    if row.weights is not None:
+        weights = np.asarray(row.weights, np.float32)
+    if row.mask is not None:
+        weights = np.where(np.asarray(row.mask, bool), weights, 0.0)
+    return example(tokens.tolist(), weights)
+
+
+def example(ids: list[int], weights: Sequence[float] | np.ndarray) -> Example:
+    weights = np.asarray(weights, np.float32)[: len(ids)]
+    return Example(np.asarray(ids, np.int32), weights > 0, weights)
+
+
+def completion_example(
+    row: CompletionRow, tokenizer: Tokenizer, options: ChatOptions
+) -> Example | str:
+    """A prompt, and a completion with its end."""
+    if not isinstance(row.prompt, str) and not isinstance(row.completion, str):
+        weights = [row.prompt_weight] * len(row.prompt) + [1.0] * len(row.completion)
+        turns = ChatRow(
+            [*row.prompt, *row.completion], row.tools, row.template_kwargs, weights, {}, row.where
+        )
+        return chat_example(turns, tokenizer, options)
+    prompt, completion = str(row.prompt), str(row.completion)
+    if not completion.strip():
+        return "empty_target"
+    if unclosed(completion, options):
+        return "unclosed_reasoning"
+    return joined(prompt, [(completion, 1.0)], tokenizer, row.prompt_weight)
+
+
+def unclosed(completion: str, options: ChatOptions) -> bool:
+    """Whether reasoning is opened more often than it is closed."""
+    opening, closing = options.reasoning_open.strip(), options.reasoning_close.strip()
+    return bool(opening and closing) and completion.count(opening) > completion.count(closing)
+
+
+def joined(
+    prompt: str, parts: Sequence[tuple[str, float]], tokenizer: Tokenizer, prompt_weight: float
+) -> Example | str:
+    """Prompt and weighted parts of a completion as one sequence.
+
+    They are tokenised together if the prompt's tokens then stand at the beginning, as the sampler
+    will give them; otherwise apart.
+    """
+    start = begin(tokenizer)
+    before = without_second_bos(tokenizer.encode(prompt), tokenizer)
+    completion = "".join(text for text, _ in parts)
+    ids, spans = tokenizer.encode_with_spans(prompt + completion)
+    if ids and start and ids[0] == start[0]:
+        ids, spans = ids[1:], spans[1:]
+    if ids[: len(before)] != before:
+        after, spans = tokenizer.encode_with_spans(completion)
+        spans = [(len(prompt) + a, len(prompt) + b) for a, b in spans]
+        ids = before + after
+        spans = [(0, 0)] * len(before) + spans
+    weights = [prompt_weight] * len(before)
+    places = part_spans(len(prompt), parts)
+    weights += [weight_at(span, places) for span in spans[len(before) :]]
+    ids, weights = start + ids, [prompt_weight] * len(start) + weights
+    end = finish(ids[len(start) + len(before) :], tokenizer)
+    return example(ids + end, weights + [parts[-1][1]] * len(end))
+
+
+def part_spans(start: int, parts: Sequence[tuple[str, float]]) -> list[Span]:
+    spans = []
+    for text, weight in parts:
+        spans.append(Span(start, start + len(text), weight))
+        start += len(text)
+    return spans
+
+
+def weight_at(token: tuple[int, int], spans: Sequence[Span]) -> float:
+    """The weight of the span that holds a token's first character; 0 outside all."""
+    for span in spans:
+        if span.start <= token[0] < span.end:
+            return span.weight
+    return spans[-1].weight if spans and token[0] == spans[-1].end == token[1] else 0.0
+
+
+def reasoning_example(
+    row: ReasoningRow, tokenizer: Tokenizer, options: ChatOptions
+) -> Example | str:
+    """Reasoning between its tags, then the answer, each with its own weight.
+
+    Raises:
+      ValueError: the chat template drops the reasoning.
+    """
+    if not row.answer.strip():
+        return "empty_target"
+    reasoning = options.reasoning_open + row.reasoning + options.reasoning_close
+    parts = [(reasoning, options.reasoning_weight), (row.answer, options.answer_weight)]
+    if isinstance(row.prompt, str):
+        return joined(row.prompt, parts, tokenizer, 0.0)
+    content = [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
+    turns = [*row.prompt, {"role": "assistant", "content": content}]
+    weights = [0.0] * len(row.prompt) + [1.0]
+    chat = ChatRow(turns, row.tools, row.template_kwargs, weights, {}, row.where)
+    return chat_example(chat, tokenizer, options)
+
+
+# Conversations -------------------------------------------------------------------------------
+
+
+def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Example | str:
+    """A conversation through the chat template."""
+    weights = message_weights(row, options)
+    messages = [{**message, "content": plain_or_none(message)} for message in row.messages]
+    last = row.messages[-1]
+    if last["role"] == "assistant" and unclosed(plain_text(last), options):
+        return "unclosed_reasoning"
+    render = Render(messages, row.tools, template_kwargs(row, options), tokenizer, row.where)
+    text, marked = render.whole()
+    if options.train_on == "all" and row.weights is None:
+        ids = tokenizer.encode(text)
+        end = finish_turns(ids, tokenizer)
+        return example(ids + end, [1.0] * (len(ids) + len(end)))
+    if not any(weights):
+        return "fully_masked" if row.weights is not None else "empty_target"
+    spans: list[Span] = []
+    turns = turn_spans(render, text, marked, weights)
+    for message, weight, turn in zip(row.messages, weights, turns, strict=True):
+        if turn is not None:
+            spans += content_spans(message, weight, turn, text, row.where)
+    return spans_example(text, spans, tokenizer)
+
+
+def plain_or_none(message: Mapping[str, Any]) -> str | None:
+    content = message.get("content")
+    return content if content is None or isinstance(content, str) else plain_text(message)
+
+
+def message_weights(row: ChatRow, options: ChatOptions) -> list[float]:
+    """One weight a message: the row's own, or 1 on the assistant's (all of them, or the last)."""
+    if row.weights is not None:
+        return list(row.weights)
+    weights = [1.0 if message["role"] == "assistant" else 0.0 for message in row.messages]
+    if options.train_on == "last" and any(weights):
+        last = len(weights) - 1 - weights[::-1].index(1.0)
+        weights = [1.0 if i == last else 0.0 for i in range(len(weights))]
+    return weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Render:
+    """One conversation and its template."""
+
+    messages: Messages
+    tools: Any
+    kwargs: Mapping[str, Any]
+    tokenizer: Tokenizer
+    where: str
+
+    def whole(self) -> tuple[str, list[tuple[int, int]]]:
+        try:
+            return self.tokenizer.render_with_spans(self.messages, self.tools, **self.kwargs)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from error
+
+    def text(self, messages: Messages, prompt: bool = False) -> str | None:
+        """The text of other messages, or None where the template refuses them."""
+        try:
+            return self.tokenizer.render(
+                messages, self.tools, add_generation_prompt=prompt, **self.kwargs
+            )
+        except ValueError:
+            return None
+
+
+def turn_spans(
+    render: Render, text: str, marked: list[tuple[int, int]], weights: Sequence[float]
+) -> list[tuple[int, int] | None]:
+    """Where in the text each message with a weight stands; None for those without.
+
+    Raises:
+      ValueError: the template has no markers, and changes what it rendered before.
+    """
+    assistants = [i for i, m in enumerate(render.messages) if m["role"] == "assistant"]
+    spans: list[tuple[int, int] | None] = [None] * len(weights)
+    if marked and len(marked) == len(assistants):
+        known = dict(zip(assistants, marked, strict=True))
+    else:
+        known = {}
+    for index, weight in enumerate(weights):
+        if weight == 0:
+            continue
+        found = (
+            known.get(index) or by_prefix(render, text, index) or by_content(render, text, index)
+        )
+        if found is None:
+            raise ValueError(
+                f"{render.where}: message {index} ({render.messages[index]['role']}) cannot be "
+                "found in what the chat template makes of the conversation: the template has no "
+                "{% generation %} markers for it and rewrites what came before. Add the markers "
+                "around the assistant's words in the template, or give prompt/completion rows"
+            )
+        spans[index] = trimmed(text, found, render.tokenizer)
+    return spans
+
+
+def by_prefix(render: Render, text: str, index: int) -> tuple[int, int] | None:
+    """The turn as what the rendering through it adds to the prompt for it."""
+    if render.messages[index]["role"] != "assistant":
+        return None
+    before = render.text(render.messages[:index], prompt=True) if index else ""
+    through = render.text(render.messages[: index + 1])
+    if before is None or through is None:
+        return None
+    if not (through.startswith(before) and text.startswith(through)):
+        return None
+    return (len(before), len(through)) if len(through) > len(before) else None
+
+
+def by_content(render: Render, text: str, index: int) -> tuple[int, int] | None:
+    """The content of a turn, as what changes in the text when the content does, and its end."""
+    content = render.messages[index].get("content")
+    if not content or render.messages[index].get("tool_calls"):
+        return None
+    other = [dict(message) for message in render.messages]
+    other[index]["content"] = PLACEHOLDER
+    changed = render.text(other)
+    if changed is None or changed.count(PLACEHOLDER) != 1:
+        return None
+    start = changed.index(PLACEHOLDER)
+    after = changed[start + len(PLACEHOLDER) :]
+    if text[:start] != changed[:start] or not text.endswith(after):
+        return None
+    end = len(text) - len(after)
+    if end <= start or text[start:end].strip() not in content:
+        return None
+    ids, spans = render.tokenizer.encode_with_spans(after)
+    if ids and ids[0] in render.tokenizer.eos_ids:
+        end += spans[0][1]
+    return start, end
+
+
+def trimmed(text: str, span: tuple[int, int], tokenizer: Tokenizer) -> tuple[int, int]:
+    """The span without white space after its end-of-turn token, if it has one."""
+    start, end = span
+    bare = text[start:end].rstrip()
+    ids = tokenizer.encode(bare)
+    ends = bool(ids) and ids[-1] in tokenizer.eos_ids
+    return (start, start + len(bare)) if ends else span
+
+
+def content_spans(
+    message: Mapping[str, Any], weight: float, turn: tuple[int, int], text: str, where: str
+) -> list[Span]:
+    """The turn with its weight, or its parts with theirs; what is in no part has the last's.
+
+    Raises:
+      ValueError: the template changed a part that has a weight of its own.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return [Span(*turn, weight)]
+    spans: list[Span] = []
+    place = turn[0]
+    for part in content:
+        wanted = part["text"] if part["text"] in text[place : turn[1]] else part["text"].strip()
+        found = text.find(wanted, place, turn[1])
+        if found < 0:
+            raise ValueError(
+                f"{where}: the chat template leaves out or changes a part of a message that has "
+                f"its own weight: {part['text'][:40]!r}"
+            )
+        end = found + len(wanted)
+        spans.append(Span(place, end, weight * part.get("weight", 1.0)))
+        place = end
+    return [*spans[:-1], Span(spans[-1].start, turn[1], spans[-1].weight)]
+
+
+def spans_example(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Example:
+    """Tokens of a text in which some spans are trained.
+
+    The text is tokenised as a whole; if a token straddles the beginning of a span, the sampler
+    could not have stopped there, so the text is tokenised in pieces that begin where spans do.
+    """
+    ids, places = tokenizer.encode_with_spans(text)
+    starts = {span.start for span in spans}
+    if any(a < start < b for a, b in places for start in starts):
+        ids, places = in_pieces(text, sorted(starts), tokenizer)
+    weights = [weight_within(place, spans) for place in places]
+    end = finish_turns(ids, tokenizer) if spans and spans[-1].end == len(text) else []
+    return example(ids + end, weights + [spans[-1].weight] * len(end))
+
+
+def in_pieces(
+    text: str, starts: Sequence[int], tokenizer: Tokenizer
+) -> tuple[list[int], list[tuple[int, int]]]:
+    ids: list[int] = []
+    places: list[tuple[int, int]] = []
+    for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
+        some, found = tokenizer.encode_with_spans(text[start:end])
+        ids += some
+        places += [(start + a, start + b) for a, b in found]
+    return ids, places
+
+
+def weight_within(token: tuple[int, int], spans: Sequence[Span]) -> float:
+    """The weight of the span in which a token begins; 0 outside all."""
+    for span in spans:
+        if span.start <= token[0] < span.end:
+            return span.weight
+    return 0.0
+
+
+def finish_turns(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """EOS, if a conversation's last words end neither in one nor in one and white space."""
+    text = tokenizer.decode(ids[-8:])
+    tail = tokenizer.encode(re.sub(r"\s+$", "", text))
+    return finish(tail, tokenizer)
