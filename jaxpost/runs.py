@@ -51,7 +51,7 @@ from jax.experimental import multihost_utils
 log = logging.getLogger(__name__)
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: stopped on request, state saved, run again to go on
-FREE_KEYS = ("checkpoint", "log", "eval", "steps", "folder", "resume_anyway")
+FREE_KEYS = ("checkpoint", "log", "eval", "steps", "run", "resume_anyway")
 RECORDS = ("metrics.jsonl", "samples.jsonl")
 _HEARTBEAT = 15.0  # seconds between touches of the lock
 _SILENT = 90.0  # seconds after which a lock of another machine counts as left behind
@@ -140,10 +140,11 @@ class Run:
                 "from; put them back, or choose another run folder"
             )
         if _primary():
-            cut = {name: _truncate(self.folder / name, step) for name in RECORDS}
-            for name, count in cut.items():
+            last = step if step > 0 else -1  # afresh: what was measured before step 1 comes again
+            for name in RECORDS:
+                count = _truncate(self.folder / name, last)
                 if count:
-                    log.info("%s: cut %d records after step %d", name, count, step)
+                    log.info("%s: cut %d records that come after step %d", name, count, step)
         if step:
             log.info("resuming from step %d of %d", step, self.steps)
 

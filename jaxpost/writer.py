@@ -146,7 +146,8 @@ class Writer:
         step, metrics = self._waiting
         self._waiting = None
         values = {name: _number(value) for name, value in metrics.items()}
-        if step % self._config.every == 0 or step in (1, self._steps) or _has_eval(values):
+        due = step % self._config.every == 0 or step in (1, self._steps) or _has_eval(values)
+        if values and due:
             for output in self._outputs:
                 output.write(step, values)
         return [(step, values)]
@@ -457,8 +458,13 @@ class Meter:
         return metrics
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Leave out the time spent in the body."""
+    def pause(self, after: Any = None) -> Iterator[None]:
+        """Leave out the time spent in the body, once the arrays of `after` are computed.
+
+        Give the state as `after`: JAX computes in the background, and an update that the body would
+        have waited for is training time all the same.
+        """
+        jax.block_until_ready(after)
         start = self._clock()
         try:
             yield

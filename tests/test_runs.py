@@ -230,7 +230,7 @@ def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
         logging.getLogger("jaxpost").propagate = True
         with caplog.at_level(logging.INFO, "jaxpost"):
             run.resume(2)
-        assert "metrics.jsonl: cut 3 records after step 2" in caplog.text
+        assert "metrics.jsonl: cut 3 records that come after step 2" in caplog.text
         assert (tmp_path / "metrics.jsonl").read_bytes() == (
             b'{"step": 1, "loss": 1.0}\n{"step": 2}\n'
         )
@@ -238,7 +238,14 @@ def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
         stamp = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
         run.resume(2)
         assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == stamp
-    assert "samples.jsonl: cut 1 records after step 2" in (tmp_path / "log.txt").read_text()
+    assert "samples.jsonl: cut 1 records that" in (tmp_path / "log.txt").read_text()
+
+
+def test_starting_afresh_keeps_no_record(tmp_path):
+    (tmp_path / "samples.jsonl").write_bytes(b'{"step": 0, "a": "x"}\n{"step": 1, "a": "y"}\n')
+    with runs.open_run(tmp_path, {}, steps=9) as run:
+        run.resume(0)
+    assert (tmp_path / "samples.jsonl").read_bytes() == b""
 
 
 def test_config_and_log_are_written_and_an_error_goes_to_the_log(tmp_path, capsys):

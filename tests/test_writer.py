@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -49,6 +50,13 @@ def test_a_record_is_exact_and_its_names_are_in_order(tmp_path):
         text == '{"step": 1, "b": 1.5, "loss": 0.10000000149011612, "num_tokens": 1099511627776}\n'
     )
     assert np.float32(json.loads(text)["loss"]).tobytes() == loss.tobytes()
+
+
+def test_a_step_without_metrics_leaves_no_line(tmp_path):
+    with make_writer(tmp_path) as out:
+        out.write(0, {})
+        out.write(1, {"loss": 1.0})
+    assert lines_of(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 1.0}]
 
 
 def test_what_is_not_finite_is_null_in_the_file_and_itself_for_the_caller(tmp_path):
@@ -262,6 +270,19 @@ def test_the_meter_by_hand():
     again = writer.Meter(counters=meter.state(), clock=clock)
     assert again.update(tokens=2)["num_tokens"] == 42
     assert set(first) - {"num_tokens", "epoch"} <= set(writer.WALL_CLOCK)
+
+
+def test_a_pause_does_not_swallow_the_update_before_it():
+    sized = jnp.ones((1200, 1200))
+    work = jax.jit(lambda x: x @ x @ x @ x / 1e9)
+    jax.block_until_ready(work(sized))
+    meter = writer.Meter()
+    meter.update(1)
+    start = time.perf_counter()
+    result = work(sized)  # still running when the pause starts
+    with meter.pause(result):
+        waited = time.perf_counter() - start
+    assert meter.update(1)["step_time"] >= waited
 
 
 def small(**changes) -> TransformerConfig:
