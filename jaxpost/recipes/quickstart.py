@@ -104,6 +104,7 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
     """Both stages; the second starts from the model that the first one wrote."""
     data = folder / "data"
     quiet = writer.WriterConfig(every=10)
+    steps = [max(2, round(count * scale)) for count in (400, 100)]
     first = pretrain.Config(
         run=str(folder / "pretrain"),
         model=setup.ModelConfig(fresh=ARCHITECTURE, tokenizer="bytes"),
@@ -113,9 +114,9 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
             max_length=256,
             packing=True,
         ),
-        optimizer=optimizers.OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup=20),
+        optimizer=optimizers.OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup=steps[0] // 20),
         batch_size=16,
-        steps=max(2, round(400 * scale)),
+        steps=steps[0],
         log=quiet,
         checkpoint=checkpoint.CheckpointConfig(every=100, keep_last=1),
     )
@@ -129,9 +130,9 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
             packing=True,
         ),
         chat=chat.ChatOptions(),
-        optimizer=optimizers.OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup=10),
+        optimizer=optimizers.OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup=steps[1] // 10),
         batch_size=8,
-        steps=max(2, round(100 * scale)),
+        steps=steps[1],
         eval=evaluation.EvalConfig(generate=HELD_OUT, max_new_tokens=8),
         log=quiet,
         checkpoint=checkpoint.CheckpointConfig(every=50, keep_last=1),

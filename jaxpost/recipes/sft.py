@@ -33,7 +33,9 @@ from jaxpost import (
     writer,
 )
 from jaxpost import config as configs
+from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import chat, formats, sources, tokenizers
+from jaxpost.data.chat import ChatOptions
 from jaxpost.models.model import Model
 from jaxpost.options import option
 from jaxpost.recipes import evaluation, setup
@@ -47,7 +49,7 @@ class Config:
     run: str = option(help="folder of the run: checkpoints, metrics, the trained model")
     model: setup.ModelConfig = option(help="the model to train")
     data: sources.DataConfig = option(help="what to train on")
-    chat: chat.ChatOptions = option(chat.ChatOptions(), "from rows to tokens and masks")
+    chat: ChatOptions = option(ChatOptions(), "from rows to tokens and masks")
     optimizer: optimizers.OptimizerConfig = option(optimizers.OptimizerConfig(), "the optimizer")
     steps: int = option(1000, "how long to train", "updates")
     batch_size: int = option(8, "rows of `data.max_length` tokens in an update", "rows")
@@ -58,7 +60,7 @@ class Config:
     ema_decay: float | None = option(None, "keep a moving average of the parameters, and export it")
     seed: int = option(0, "of everything random")
     eval: evaluation.EvalConfig = option(evaluation.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: checkpoint.CheckpointConfig = option(checkpoint.CheckpointConfig(), "saving")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
     log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
     resume_anyway: bool = option(False, "resume although the configuration was changed")
 
@@ -226,15 +228,19 @@ def train(config: Config) -> int:
         for step in range(start + 1, config.steps + 1):
             batch, report = next(data)
             state, sums = update(state, batch)
-            speed = meter.update(report.tokens, report.examples)
-            metrics = {**summary(sums), **speed, "learning_rate": schedule(step - 1)}
-            setup.check(out.write(step, {**metrics, **report.metrics()}))
+            setup.check(out.write(step, {**summary(sums), **report.metrics()}))
             stopping, scores = run.should_stop(step), {}
+            evaluating = config.eval.due(step, config.steps) and not stopping
+            saving = saver.due(step) or stopping or step == config.steps
+            if evaluating or saving:
+                jax.block_until_ready(sums)  # so that the update's time is counted as its own
+            speed = meter.update(report.tokens, report.examples)
+            out.write(step, {**speed, "learning_rate": schedule(step - 1)})
             with meter.pause():
-                if config.eval.due(step, config.steps) and not stopping:
+                if evaluating:
                     scores = evaluate(step, setup.averaged(state, policy.trainable))
                     out.write(step, scores)
-                if saver.due(step) or stopping or step == config.steps:
+                if saving:
                     setup.check(out.flush())
                     position = {"data": data.get_state(), "counters": meter.state()}
                     kept = setup.saved_part(state, policy.trainable)
