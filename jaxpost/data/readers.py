@@ -147,11 +147,12 @@ def json_file(path: Path, unpacked: Path | None = None) -> Reader:
 def csv_file(path: Path, unpacked: Path | None = None, delimiter: str = ",") -> Reader:
     """A CSV file with a header; every cell is text."""
     csv.field_size_limit(1 << 30)
-    rows, places, line = [], [], 2
+    rows, places = [], []
     with open(unpacked or path, encoding="utf-8-sig", newline="") as opened:
         reader = csv.reader(opened, delimiter=delimiter, strict=True)
         try:
             header = next(reader, [])
+            line = reader.line_num + 1
             for cells in reader:
                 where, line = f"{path}:{line}", reader.line_num + 1
                 if not cells:

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
 from typing import Any
@@ -131,7 +132,8 @@ class DataStream:
         self._number, self._row = 0, 0  # the next row to use
         self._window: Window | None = None  # window `_number`, once made
         self._told = False  # whether the drops of window `_number` were reported
-        self._made: grain.DatasetIterator | None = None
+        self._made: list[grain.DatasetIterator] = []  # what makes windows, once started
+        weakref.finalize(self, stop, self._made)
 
     def __iter__(self) -> "DataStream":
         return self
@@ -166,9 +168,9 @@ class DataStream:
         """
         fruitless = 0
         while self._window is None:
-            if self._made is None:
-                self._made = ahead(self._data[self._number :], self._workers)
-            window = next(self._made, None)
+            if not self._made:
+                self._made.append(ahead(self._data[self._number :], self._workers))
+            window = next(self._made[0], None)
             if window is None:
                 return False
             if not self._told:
@@ -234,9 +236,13 @@ class DataStream:
 
     def close(self) -> None:
         """Stops the workers; the next batch starts them again."""
-        if self._made is not None:
-            self._made.close()
-        self._made = None
+        stop(self._made)
+
+
+def stop(made: list[grain.DatasetIterator]) -> None:
+    """Closes and forgets an iterator while Python still can."""
+    while made:
+        made.pop().close()
 
 
 def ahead(window_data: grain.MapDataset, workers: int) -> grain.DatasetIterator:
