@@ -215,6 +215,14 @@ def test_prompt_completion_in_messages():
     assert kind({"prompt": "p", "completion": "c"}, chat=True).endswith("(conversational)")
 
 
+def test_weights_in_a_completion_are_kept():
+    row = {"prompt": "2+2?", "completion": [{**ASSISTANT, "weight": 0.5}, USER, ASSISTANT]}
+    assert read(row) == ChatRow(
+        [USER, ASSISTANT, USER, ASSISTANT], weights=[0.0, 0.5, 0.0, 1.0], **HERE
+    )
+    assert read(row | {"prompt_weight": 0.1}).weights == [0.1, 0.5, 0.0, 1.0]
+
+
 def test_a_label_that_is_an_answer_is_metadata():
     assert read({"prompt": "p", "completion": "c", "label": "42"}).meta == {"label": "42"}
 

@@ -32,25 +32,27 @@ def chat_row(cells: Cells) -> ChatRow | Dropped:
     return ChatRow(messages, **extras(cells), weights=weights, **cells.common())
 
 
-def completion_row(cells: Cells) -> CompletionRow | Dropped:
-    """`prompt` and `completion`: text or messages each; one of each makes a conversation."""
-    prompt, completion = prompt_of(cells), cells["completion"]
+def completion_row(cells: Cells) -> CompletionRow | ChatRow | Dropped:
+    """`prompt` and `completion`: text or messages each; one of each makes a conversation.
+
+    Where messages of the completion have weights of their own, the whole is a weighted `ChatRow`.
+    """
+    prompt, completion, own = prompt_of(cells), cells["completion"], None
     if isinstance(completion, Mapping):
         completion = [completion]
     if completion is None or completion in ("", [], ()):
         return Dropped("empty_target", cells.where)
     if not isinstance(completion, str):
-        completion, _ = read_messages(cells, "completion", completion)
+        completion, own = read_messages(cells, "completion", completion)
     if cells.format.chat or isinstance(prompt, list) or isinstance(completion, list):
         prompt, completion = asked(prompt), answered(completion)
     weight = cells["prompt_weight"]
-    return CompletionRow(
-        prompt,
-        completion,
-        **extras(cells),
-        prompt_weight=0.0 if weight is None else cells.weight("prompt_weight", weight),
-        **cells.common(),
-    )
+    weight = 0.0 if weight is None else cells.weight("prompt_weight", weight)
+    parts = {**extras(cells), **cells.common()}
+    if own is not None:
+        weights = [weight] * len(prompt) + own
+        return ChatRow([*asked(prompt), *completion], weights=weights, **parts)
+    return CompletionRow(prompt, completion, prompt_weight=weight, **parts)
 
 
 def question_row(cells: Cells) -> CompletionRow | Dropped:
