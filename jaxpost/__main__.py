@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return importlib.import_module(f"jaxpost.commands.{verb}").main(rest)
     except ConfigError as error:
         return fail(str(error), USAGE, show)
+    except SystemExit as leaving:  # argparse, after --help
+        return leaving.code if isinstance(leaving.code, int) else ERROR
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED, show)
     except BrokenPipeError:  # the reader of our output left, as `head` does

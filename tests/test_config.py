@@ -386,6 +386,15 @@ def test_what_is_written_is_read_back_exactly(
     assert configs.from_dict(Config, configs.to_dict(config)) == config
 
 
+def test_overrides_over_a_configuration_at_hand(load):
+    config = load(GOOD, "model.lora={rank: 2}")
+    changed = configs.override(config, ["model.lora.alpha=1", "steps=3"])
+    assert changed.model.lora == LoRA(2, 1.0)
+    assert dataclasses.replace(changed, steps=100, model=config.model) == config
+    with pytest.raises(configs.ConfigError, match="unknown key stepps; did you mean steps"):
+        configs.override(config, ["stepps=3"])
+
+
 def test_the_recipe_written_is_the_module_of_the_class(load):
     name = Config.__module__.rpartition(".")[2]
     assert configs.to_yaml(load(GOOD)).splitlines()[0] == f"recipe: {name}"

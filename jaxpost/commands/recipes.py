@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxpost import config as configs
+from jaxpost.config import names
 
 RECIPES = {
     "sft": "jaxpost.recipes.sft",
@@ -26,4 +27,16 @@ def load(path: str, overrides: Sequence[str]) -> tuple[ModuleType, Any]:
 
 def module(path: str, overrides: Sequence[str]) -> ModuleType:
     """The recipe that a configuration file names, as a module."""
-    return importlib.import_module(RECIPES[configs.recipe_of(path, overrides, RECIPES)])
+    return named(configs.recipe_of(path, overrides, RECIPES))
+
+
+def named(name: str) -> ModuleType:
+    """A recipe's module.
+
+    Raises:
+      ConfigError: there is none of this name.
+    """
+    if name not in RECIPES:
+        near = names.did_you_mean(names.nearest(name, RECIPES))
+        raise configs.ConfigError(f"there is no recipe {name!r}{near or ': ' + ', '.join(RECIPES)}")
+    return importlib.import_module(RECIPES[name])

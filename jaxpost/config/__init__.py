@@ -24,6 +24,7 @@ __all__ = [
     "header",
     "keys",
     "load",
+    "override",
     "recipe_of",
     "show",
     "to_dict",
@@ -46,6 +47,18 @@ def load(path: str | Path, overrides: Sequence[str], recipes: Mapping[str, type]
     recipe = recipe_in(root, recipes)
     entries = {key: entry for key, entry in root.value.items() if key != "recipe"}
     return fill.fill(recipes[recipe], root._replace(value=entries))
+
+
+def override(config: Any, overrides: Sequence[str]) -> Any:
+    """A configuration with `dotted.key=value` overrides put over it.
+
+    Raises:
+      ConfigError: as `load`.
+    """
+    root = tree.Entry("map", {}, "overrides")
+    for setting in overrides:
+        root = tree.override(root, setting)
+    return fill.fill(type(config), root, config)
 
 
 def recipe_of(path: str | Path, overrides: Sequence[str], recipes: Collection[str]) -> str:

@@ -1,0 +1,113 @@
+"""Any model that a user may name: a Hugging Face folder or hub id, or a run and its checkpoints."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpost import checkpoint, hub, train_step
+from jaxpost import config as configs
+from jaxpost.commands import recipes
+from jaxpost.data import tokenizers
+from jaxpost.models import make_model
+from jaxpost.models.model import Model
+from jaxpost.recipes import setup
+from jaxpost.typing import Params
+
+log = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """A model ready for use, adapters folded in; `config` is that of its run, or None."""
+
+    model: Model
+    params: Params
+    tokenizer: tokenizers.Tokenizer
+    config: Any
+
+
+def open_model(
+    path: str, *, step: str = "latest", dtype: str | None = None, adapter: str | None = None
+) -> Opened:
+    """Loads a model with its tokenizer.
+
+    Args:
+      path: a Hugging Face folder or hub id, a run's folder, or a checkpoint.
+      step: of a run: `latest`, `best` or a number.
+      dtype: parameter and activation type; None keeps what is stored.
+      adapter: a PEFT adapter to put on it.
+
+    Raises:
+      FileNotFoundError, ValueError: as `hub.load_model` and `hub.load_adapter`.
+      CheckpointError: no such checkpoint, or a damaged one.
+    """
+    if is_run(path):
+        opened = open_run(path, step, dtype)
+    else:
+        if step != "latest":
+            raise ValueError(f"{path} is not a run's folder, so it has no step {step}")
+        model, params = hub.load_model(path, dtype=dtype)
+        opened = Opened(model, params, tokenizers.load_tokenizer(path), None)
+    if adapter is None:
+        return opened
+    model, params = hub.merge(*hub.load_adapter(adapter, opened.model, opened.params))
+    return opened._replace(model=model, params=params)
+
+
+def is_run(path: str) -> bool:
+    """Whether a path is a run's folder, its folder of checkpoints, or one of these."""
+    folder = Path(path).expanduser()
+    return (
+        (folder / "checkpoints").is_dir()
+        or (folder / checkpoint.MARKER).is_file()
+        or bool(checkpoint.list_steps(folder))
+    )
+
+
+def open_run(path: str, step: str, dtype: str | None) -> Opened:
+    """The policy of a run at a checkpoint: the moving average, where the run keeps one."""
+    place = checkpoint.find_checkpoint(Path(path).expanduser(), step_of(step))
+    log.warning("reading %s", place)
+    written = checkpoint.read_config(place)
+    config = configs.from_dict(recipes.named(written["recipe"]).Config, written)
+    policy = setup.load_policy(config.model, jax.random.key(config.seed))
+    chosen = train_step.select(policy.params, policy.trainable)
+    field = "params" if config.ema_decay is None else "ema"
+    saved = checkpoint.load_params(place, abstract(chosen, field), field=field)
+    saved = jax.tree.map(lambda new, old: new.astype(old.dtype), saved, chosen)
+    params = train_step.merge(saved, policy.params, policy.trainable)
+    model = policy.model
+    if model.config.lora is not None:
+        model, params = hub.merge(model, params)
+    return cast(Opened(model, params, policy.tokenizer, config), dtype)
+
+
+def step_of(step: str) -> str | int:
+    """`latest`, `best`, or a number."""
+    if step in ("latest", "best"):
+        return step
+    if not step.isdigit():
+        raise ValueError(f"--step {step}: write latest, best, or the number of a step")
+    return int(step)
+
+
+def abstract(params: Params, field: str) -> Any:
+    """Shapes and types of what was saved; a moving average is kept in float32."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, jnp.float32 if field == "ema" else leaf.dtype, sharding=leaf.sharding
+        ),
+        params,
+    )
+
+
+def cast(opened: Opened, dtype: str | None) -> Opened:
+    """The model with all parameters, and its activations, in another type."""
+    if dtype is None:
+        return opened
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), opened.params)
+    config = dataclasses.replace(opened.model.config, compute_dtype=dtype)
+    return opened._replace(params=params, model=make_model(config, opened.model.card))
