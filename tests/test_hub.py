@@ -221,7 +221,7 @@ def put(name, array):
         (put("model.extra.weight", np.zeros(2, np.float32)), "holds tensor model.extra.weight"),
         (
             put("model.layers.0.mlp.up_proj.weight", np.zeros((24, 15), np.float32)),
-            r"up_proj.weight has shape \[24, 15\], but config.json asks for \[24, 16\]",
+            r"up_proj.weight has shape \[24, 15\], but the config asks for \[24, 16\]",
         ),
     ],
 )

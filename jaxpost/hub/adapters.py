@@ -76,7 +76,7 @@ def read_leaf(
         if key not in stored:
             raise ValueError(f"{folder / WEIGHTS}: lacks tensor {key}")
         tensor = stored.pop(key)
-        reading.check_shape(tensor, shape[:0:-1])
+        reading.check_shape(key, reading.Found(tensor.file, tensor.shape), shape[:0:-1])
         layers.append(tensor.read().T.astype(np.float32))
     return jnp.asarray(np.stack(layers))
 

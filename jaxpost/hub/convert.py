@@ -16,6 +16,7 @@ from jaxpost.hub import (
     gguf_in,
     gguf_tokenizer,
     load,
+    reading,
     save,
     source,
     tensors,
@@ -83,8 +84,11 @@ def from_gguf(path: pathlib.Path, target: source.Path, dtype: str, max_shard_byt
     file = gguf_in.File(path)
     stored = load.parameter_dtype(dtype)
     hf = gguf_config.config_of(file)
-    hf = config_json.written(hf, models.config_from_hf(hf), str(stored))
+    config = models.config_from_hf(hf)
+    hf = config_json.written(hf, config, str(stored))
     parts = gguf_in.hf_tensors(file, stored)
+    found = {part.name: reading.Found(path, part.shape) for part in parts}
+    reading.check(path, found, reading.expected_shapes(hf, config))
     companions = gguf_tokenizer.companions(file) | {
         "generation_config.json": source.json_bytes(gguf_config.token_ids(file))
     }

@@ -1,6 +1,6 @@
 """The tokenizer inside a GGUF file, written as a Hugging Face `tokenizer.json`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from jaxpost.hub import source
@@ -46,8 +46,15 @@ def metadata(file: File, name: str, default: Any = None, prefix: str = "tokenize
     return file.metadata.get(prefix + name, default)
 
 
+def needed(file: File, name: str) -> Any:
+    value = metadata(file, name)
+    if not value:
+        raise ValueError(f"{file.path}: GGUF field tokenizer.ggml.{name} is missing or empty")
+    return value
+
+
 def tokenizer_config(file: File) -> dict[str, Any]:
-    tokens = metadata(file, "tokens")
+    tokens = needed(file, "tokens")
     result = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -102,7 +109,7 @@ def byte_level(file: File) -> Any:
         raise ValueError(
             f"{file.path}: tokenizer.ggml.pre = {pre!r} is not supported; supported: {supported}"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata(file, "merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in needed(file, "merges")]
     whole_words = pre.startswith("llama")  # Llama 3 takes a word that is a token as it is
     tokenizer = Tokenizer(models.BPE(vocabulary(file), merges, ignore_merges=whole_words))
     if pre == "qwen2":
@@ -117,11 +124,11 @@ def sentencepiece(file: File) -> Any:
     """SentencePiece's BPE: merges follow from the scores; what no piece covers becomes bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    tokens, prefix = metadata(file, "tokens"), bool(metadata(file, "add_space_prefix", True))
+    tokens, prefix = needed(file, "tokens"), adds_space_prefix(file)
     unknown = metadata(file, "unknown_token_id", 0)
     model = models.BPE(
         vocabulary(file),
-        merges_of(tokens, metadata(file, "scores"), metadata(file, "token_type")),
+        merges_of(tokens, needed(file, "scores"), mergeable(file)),
         unk_token=tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -137,28 +144,45 @@ def sentencepiece(file: File) -> Any:
 
 
 def vocabulary(file: File) -> dict[str, int]:
-    tokens = metadata(file, "tokens")
+    tokens = needed(file, "tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise ValueError(f"{file.path}: tokenizer.ggml.tokens holds a token twice")
     return vocab
 
 
+def adds_space_prefix(file: File) -> bool:
+    return metadata(file, "model") == "llama" and bool(metadata(file, "add_space_prefix", True))
+
+
+def found_whole(file: File, token: str, kind: int) -> bool:
+    """Whether a user-defined token is looked for in the text before anything is merged.
+
+    Not one with a space in it where a space is put in front of texts: `tokenizers` would put one in
+    front of the token it looks for, too. Its merges come first instead, since it scores highest.
+    """
+    return kind == USER_DEFINED and not (SPACE in token and adds_space_prefix(file))
+
+
+def mergeable(file: File) -> set[str]:
+    """The tokens that merges lead to and from."""
+    pairs = zip(needed(file, "tokens"), needed(file, "token_type"), strict=True)
+    usual = (NORMAL, USER_DEFINED)
+    return {token for token, kind in pairs if kind in usual and not found_whole(file, token, kind)}
+
+
 def merges_of(
-    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
+    tokens: Sequence[str], scores: Sequence[float], pieces: Set[str]
 ) -> list[tuple[str, str]]:
     """Every way to put a piece together from two others, best piece first.
 
     SentencePiece joins the neighbours whose joint piece scores highest; a list of merges gives
     the same order when it is sorted by that score.
     """
-    pieces = {t for t, kind in zip(tokens, types, strict=True) if kind == NORMAL}
     ids = {token: index for index, token in enumerate(tokens)}
     merges = []
     for token, score in zip(tokens, scores, strict=True):
-        if token not in pieces:
-            continue
-        for cut in range(1, len(token)):
+        for cut in range(1, len(token) if token in pieces else 0):
             left, right = token[:cut], token[cut:]
             if left in pieces and right in pieces:
                 merges.append((-score, ids[left], ids[right], left, right))
@@ -175,11 +199,11 @@ def mark_special(tokenizer: Any, file: File) -> None:
     named = ("bos", "eos", "padding", "unknown", "eot")
     ids = {metadata(file, f"{name}_token_id") for name in named}
     special, kept = [], []
-    pairs = zip(metadata(file, "tokens"), metadata(file, "token_type"), strict=True)
+    pairs = zip(needed(file, "tokens"), needed(file, "token_type"), strict=True)
     for index, (token, kind) in enumerate(pairs):
         if kind in (CONTROL, UNKNOWN) or index in ids:
             special.append(AddedToken(token, special=True, normalized=False))
-        elif kind == USER_DEFINED:
+        elif found_whole(file, token, kind):
             kept.append(AddedToken(token, special=False, normalized=SPACE in token))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(kept)
@@ -188,7 +212,7 @@ def mark_special(tokenizer: Any, file: File) -> None:
 def add_bos_eos(tokenizer: Any, file: File) -> None:
     from tokenizers import processors
 
-    tokens = metadata(file, "tokens")
+    tokens = needed(file, "tokens")
     ids = {kind: metadata(file, f"{kind}_token_id") for kind in ("bos", "eos") if adds(file, kind)}
     if not ids:
         return

@@ -4,7 +4,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,23 +28,34 @@ def read_params(
     dtype: np.dtype[Any] | None,
 ) -> Params:
     """The parameters in a folder, checked against the architecture before any of them is read."""
-    shapes = jax.eval_shape(models.make_model(config).init, jax.random.key(0))
     stored = tensors.stored_tensors(folder)
-    templates = models.names_from_hf(hf, config)
-    wanted = {
-        path: [template.format(layer) for layer in range(layers_of(path, config))]
-        for path, template in templates.items()
-    }
-    check_names(folder, stored, [name for names in wanted.values() for name in names])
-    for path, names in wanted.items():
-        for name in names:
-            check_shape(stored[name], stored_shape(path, leaf(shapes, path).shape))
+    found = {name: Found(tensor.file, tensor.shape) for name, tensor in stored.items()}
+    check(folder, found, expected_shapes(hf, config))
+    names = names_of(hf, config)
     if config.tied_embeddings and HEAD in stored:
-        check_tied(stored[HEAD], stored[templates["embedding"]])
+        check_tied(stored[HEAD], stored[names["embedding"][0]])
     params: dict[str, Any] = {}
-    for path, names in wanted.items():
-        put(params, path, streamed(path, [stored[name] for name in names], dtype))
+    for path, parts in names.items():
+        put(params, path, streamed(path, [stored[name] for name in parts], dtype))
     return params
+
+
+def names_of(hf: Mapping[str, Any], config: TransformerConfig) -> dict[str, list[str]]:
+    """For each parameter, the tensors it is read from: one, or one for each layer."""
+    return {
+        path: [name.format(layer) for layer in range(layers_of(path, config))]
+        for path, name in models.names_from_hf(hf, config).items()
+    }
+
+
+def expected_shapes(hf: Mapping[str, Any], config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model folder, with the shapes they are stored in."""
+    shapes = jax.eval_shape(models.make_model(config).init, jax.random.key(0))
+    return {
+        name: stored_shape(path, leaf(shapes, path).shape)
+        for path, names in names_of(hf, config).items()
+        for name in names
+    }
 
 
 def layers_of(path: str, config: TransformerConfig) -> int:
@@ -66,18 +77,29 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
     functools.reduce(lambda node, key: node.setdefault(key, {}), parents, tree)[last] = value
 
 
-def check_names(folder: pathlib.Path, stored: Mapping[str, Stored], wanted: Sequence[str]) -> None:
-    """Refuses a folder that lacks a tensor of the architecture, or has one it has no use for."""
-    missing = [name for name in wanted if name not in stored]
+class Found(NamedTuple):
+    """Where a tensor was found, and its shape."""
+
+    file: pathlib.Path
+    shape: tuple[int, ...]
+
+
+def check(
+    where: pathlib.Path, found: Mapping[str, Found], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuses tensors that are missing, misshapen, or unknown to the architecture."""
+    missing = [name for name in expected if name not in found]
     if missing:
-        raise ValueError(f"{folder}: lacks {listed(missing)}, which its config.json asks for")
-    known = {*wanted, HEAD}  # a tied head may be stored as well: check_tied compares it
-    extra = [name for name in stored if name not in known and not name.endswith(HARMLESS)]
+        raise ValueError(f"{where}: lacks {listed(missing)}, which its config asks for")
+    known = {*expected, HEAD}  # a tied head may be stored as well: check_tied compares it
+    extra = [name for name in found if name not in known and not name.endswith(HARMLESS)]
     if extra:
         raise ValueError(
-            f"{stored[extra[0]].file}: holds {listed(extra)}, which the model that config.json "
+            f"{found[extra[0]].file}: holds {listed(extra)}, which the model that its config "
             f"describes does not have"
         )
+    for name, shape in expected.items():
+        check_shape(name, found[name], shape)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -85,11 +107,11 @@ def listed(names: Sequence[str]) -> str:
     return f"tensor {', '.join(names[:3])}{more}"
 
 
-def check_shape(tensor: Stored, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
+def check_shape(name: str, found: Found, shape: tuple[int, ...]) -> None:
+    if found.shape != shape:
         raise ValueError(
-            f"{tensor.file}: tensor {tensor.name} has shape {list(tensor.shape)}, but config.json "
-            f"asks for {list(shape)}"
+            f"{found.file}: tensor {name} has shape {list(found.shape)}, but the config asks for "
+            f"{list(shape)}"
         )
 
 
