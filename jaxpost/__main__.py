@@ -4,6 +4,7 @@ Only the module of the verb that is asked for is imported, so that `--help` is q
 """
 
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"there is no verb {verb!r}{near or '; see jaxpost --help'}", USAGE)
     # XLA reads this when it loads: its notes on cached programs say nothing that one can act on.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(format="%(message)s")  # warnings, where no run takes them
     try:
         return importlib.import_module(f"jaxpost.commands.{verb}").main(rest)
     except ConfigError as error:

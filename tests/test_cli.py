@@ -1,16 +1,23 @@
 """The command line: help, exit codes, errors without a traceback, and each verb on a tiny model."""
 
+import io
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
+import jax
 import numpy as np
 import pytest
 
 from jaxpost import __main__ as cli
 from jaxpost import batch as batches
-from jaxpost.commands import compile_cache
-from jaxpost.data import inspect
+from jaxpost import config as configs
+from jaxpost import hub, rollout
+from jaxpost.commands import compile_cache, models, recipes
+from jaxpost.data import inspect, tokenizers
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -106,6 +113,38 @@ def test_train_help_lists_the_configurations_at_hand(tmp_path, monkeypatch, caps
     assert "configs/sft_tiny.yaml  12 % to 63 % in 4 minutes.\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sample", "x", "--temprature", "1"], "did you mean --temperature?"),
+        (["sample", "x", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
+        (["sample", "x", "--chat", "--prompt", "y"], "leave --prompt and --raw out"),
+        (["sample", "x", "--max-tokens", "0"], "give at least 1"),
+        (["convert", "x"], "the following arguments are required: TARGET"),
+        (["inspect", "x.yaml", "--batch", "-1"], "batches are counted from 0"),
+        (["inspect", "/nowhere/x.yaml"], "/nowhere/x.yaml: no such file"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(arguments, said, capsys):
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["sample", "convert", "eval"])
+def test_a_model_that_is_not_there_is_one_message_and_code_1(verb, tmp_path, capsys):
+    assert cli.main([verb, str(tmp_path / "no"), *(["x"] if verb != "sample" else [])]) == 1
+    error = capsys.readouterr().err
+    assert "no such folder" in error
+    assert "Traceback" not in error
+
+
+def test_a_traceback_on_request(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        cli.main(["convert", str(tmp_path / "no"), "x", "--traceback"])
+
+
 def test_our_own_messages_are_told_from_faults():
     def caught(function, *arguments):
         try:
@@ -136,8 +175,6 @@ def test_our_own_messages_are_told_from_faults():
     ],
 )
 def test_where_compiled_programs_are_kept(tmp_path, monkeypatch, environment, expected):
-    import jax
-
     for name in ("JAXPOST_CACHE_DIR", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -198,13 +235,11 @@ def shown() -> batches.TokenBatch:
 
 def test_trained_tokens_are_marked_and_characters_are_whole(shown):
     first = str(inspect.show_row(shown, 0, decode, plain=True)).splitlines()
-    assert first[0] == (
-        "row 0, sequence 1: places 0-3, positions 0-3, 2 of 4 targets trained, weights 2"
-    )
+    assert first[0] == ("row 0 sequence 1: places 0-3, positions 0-3, trained 2 of 4, weights 2")
     assert first[1] == "h|e|l⟦l|o⟧"
-    assert first[2].startswith("row 0, sequence 2: places 4-7, positions 0-3, 3 of 4 targets")
+    assert first[2].startswith("row 0 sequence 2: places 4-7, positions 0-3, trained 3 of 4")
     assert "\n".join(first[3:5]) == "a|↵\n⟦b|é⟧×0.5"
-    assert first[5] == "row 0: 4 places of padding"
+    assert first[5] == "row 0 padding: 4 places"
 
 
 def test_bytes_that_make_no_character_are_one_piece_each(shown):
@@ -235,3 +270,259 @@ def test_the_table_of_places_holds_every_pair(shown):
     assert len(lines) == 1 + 8
     assert lines[4].split() == ["3", "1", "3", "1", "108", "'l'", "->", "111", "'o'"]
     assert lines[5].split()[:4] == ["4", "2", "0", "-"]
+
+
+# Every verb on a tiny model ------------------------------------------------------------------
+
+ARCHITECTURE = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.3,
+}
+CONFIG = """# A tiny run.
+recipe: sft
+run: run
+model: {path: tiny}
+data: {train: chat.jsonl, eval: chat.jsonl, max_length: 96}
+optimizer: {learning_rate: 1e-3}
+steps: 2
+batch_size: 2
+checkpoint: {every: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a tiny model, chats, a configuration, and the run that it makes."""
+    folder = tmp_path_factory.mktemp("cli")
+    files = tokenizers.byte_tokenizer()
+    size = tokenizers.load_tokenizer_from_files(files).vocab_size
+    fresh = {"vocab_size": size, **ARCHITECTURE}
+    hub.save_model(folder / "tiny", *hub.init_model(fresh, jax.random.key(0), files=files))
+    chats = [(f"What is {a}+{a}?", f"{2 * a} é") for a in range(12)] + [("x" * 200, "long")]
+    rows = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in chats
+    ]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "sft.yaml").write_text(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("JAXPOST_CACHE_DIR", "none")
+        assert cli.main(["train", "sft.yaml"]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    """The folder, as the working directory."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("JAXPOST_CACHE_DIR", "none")
+    return folder
+
+
+def test_train_leaves_a_run_that_can_be_used(here, capsys):
+    assert cli.main(["train", "sft.yaml"]) == 0
+    assert "finished (step 2 of 2); nothing to do" in capsys.readouterr().err
+    recipe, config = recipes.load("sft.yaml", [])
+    assert recipes.load("run/config.yaml", []) == (recipe, config)
+
+
+def test_a_changed_configuration_is_refused_with_code_1(here, capsys):
+    assert cli.main(["train", "sft.yaml", "optimizer.learning_rate=1", "steps=3"]) == 1
+    assert "optimizer.learning_rate: 0.001 -> 1.0" in capsys.readouterr().err
+
+
+def test_train_help_explains_the_keys_of_a_configuration(here, capsys):
+    assert cli.main(["train", "sft.yaml", "steps=7", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("# A tiny run.\n")
+    assert "steps  int  = 7  (default 1000)  [updates]\n" in page
+    assert "optimizer.learning_rate  float  = 0.001  (default 2.0e-05)\n" in page
+    config_class = recipes.named("sft").Config
+    for key in configs.keys(config_class):
+        assert key.help, f"{key.name} has no help"
+
+
+def test_every_key_of_every_recipe_has_help():
+    for name in recipes.RECIPES:
+        missing = [key.name for key in configs.keys(recipes.named(name).Config) if not key.help]
+        assert missing == []
+
+
+def test_help_comes_before_what_is_wrong_with_a_configuration(here, capsys):
+    assert cli.main(["train", "sft.yaml", "setps=7", "--help"]) == 2
+    said = capsys.readouterr()
+    assert "steps  int  (default 1000)" in said.out
+    assert "did you mean steps?" in said.err
+
+
+def test_a_stopped_run_leaves_with_75_and_goes_on(here):
+    arguments = ["train", "sft.yaml", "run=stopped", "steps=100000", "data.eval=null"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "jaxpost", *arguments],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    metrics = here / "stopped" / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.2)
+    job.send_signal(signal.SIGTERM)
+    _, error = job.communicate(timeout=120)
+    assert job.returncode == 75, error
+    done = len(metrics.read_text().splitlines())
+    assert cli.main([*arguments, f"steps={done + 1}"]) == 0
+    assert len(metrics.read_text().splitlines()) == done + 1
+
+
+def test_inspect_shows_the_batch_and_what_was_dropped(here, capsys):
+    assert cli.main(["inspect", "sft.yaml", "batch_size=4", "--width", "200"]) == 0
+    page = capsys.readouterr().out
+    assert "chat.jsonl: 13 rows, type messages" in page
+    assert "⟦" in page
+    assert "|é|<|im_end|>⟧" in page
+    assert "dropped so far: 1 too_long (chat.jsonl:13)" in page
+    assert "4 rows of 96 places hold" in page
+
+
+def test_inspect_shows_one_row_as_a_table(here, capsys):
+    assert cli.main(["inspect", "sft.yaml", "--row", "1", "--batch", "1", "--width", "200"]) == 0
+    page = capsys.readouterr().out
+    assert "row 1 sequence 1" in page
+    assert "row 0" not in page
+    assert "input -> target" in page
+    assert "'é' -> " in page or "-> 259 '<|im_end|>'" in page
+
+
+def test_inspect_refuses_a_row_that_is_not_there(here, capsys):
+    assert cli.main(["inspect", "sft.yaml", "--row", "2"]) == 1
+    assert "the batch has rows 0 to 1" in capsys.readouterr().err
+
+
+def sampled(capsys, *arguments) -> str:
+    assert cli.main(["sample", *arguments, "--max-tokens", "6"]) == 0
+    return capsys.readouterr().out
+
+
+def test_sample_is_what_the_model_says(here, capsys):
+    said = sampled(capsys, "run", "--prompt", "hello", "--temperature", "0")
+    opened = models.open_model("run")
+    prompt = [{"role": "user", "content": "hello"}]
+    text = opened.tokenizer.render(prompt, add_generation_prompt=True)
+    expected = rollout.generate_text(
+        opened.model,
+        opened.params,
+        opened.tokenizer,
+        [opened.tokenizer.encode(text)],
+        max_new_tokens=6,
+    )
+    assert said == expected[0] + "\n"
+    assert sampled(capsys, "run/model", "--prompt", "hello", "--temperature", "0") == said
+
+
+def test_sample_depends_on_its_seed_alone(here, capsys):
+    first = sampled(capsys, "tiny", "--prompt", "hello", "--top-k", "50", "--seed", "3")
+    assert sampled(capsys, "tiny", "--prompt", "hello", "--top-k", "50", "--seed", "3") == first
+    assert sampled(capsys, "tiny", "--prompt", "hello", "--top-k", "50", "--seed", "4") != first
+
+
+def test_sample_reads_standard_input_and_stops_at_text(here, capsys, monkeypatch):
+    plain = sampled(capsys, "tiny", "--prompt", "ab", "--raw", "--temperature", "0")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab"))
+    assert sampled(capsys, "tiny", "--raw", "--temperature", "0") == plain
+    stop = plain[1:3]
+    cut = sampled(capsys, "tiny", "--prompt", "ab", "--raw", "--temperature", "0", "--stop", stop)
+    assert cut == plain[: plain.index(stop)] + "\n"
+
+
+def test_a_chat_remembers_until_it_is_reset(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nhi\n/reset\n/what\n\nhi\n/quit\nhi\n"))
+    said = sampled(capsys, "tiny", "--chat", "--temperature", "0")
+    first = sampled(capsys, "tiny", "--prompt", "hi", "--temperature", "0")
+    assert said.startswith(first)
+    assert said.endswith(first)
+    assert said != 3 * first  # the second reply has seen the first turn
+
+
+def test_a_chat_too_long_for_the_model_says_so(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 300 + "\nhi\n"))
+    assert cli.main(["sample", "tiny", "--chat", "--max-tokens", "2"]) == 0
+    assert "the model takes 256 in all; /reset begins anew" in capsys.readouterr().err
+
+
+def test_eval_measures_and_answers(here, capsys):
+    command = ["eval", "run", "chat.jsonl", "--generate", "3", "--max-tokens", "2", "--json"]
+    assert cli.main([*command, "--samples", "answers.jsonl"]) == 0
+    said = capsys.readouterr()
+    metrics = json.loads(said.out)
+    logged = [
+        json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert metrics["eval/loss"] == pytest.approx(logged[-1]["eval/loss"], rel=1e-6)
+    assert metrics["eval/exact_match"] == 0.0
+    assert "dropped 1 rows: too_long" in said.err
+    assert len((here / "answers.jsonl").read_text().splitlines()) == 3
+
+
+def test_eval_takes_keys_of_the_data(here, capsys):
+    assert cli.main(["eval", "tiny", "chat.jsonl", "data.max_length=4"]) == 1
+    assert "dropped, which is all" in capsys.readouterr().err
+    assert cli.main(["eval", "tiny", "chat.jsonl", "data.max_lengths=4"]) == 2
+    assert "did you mean data.max_length?" in capsys.readouterr().err
+    assert cli.main(["eval", "tiny", "chat.jsonl"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+
+
+def test_convert_writes_what_the_run_exported(here):
+    assert cli.main(["convert", "run", "out"]) == 0
+    for file in (here / "run" / "model").iterdir():
+        assert (here / "out" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_convert_takes_an_earlier_step_and_another_type(here):
+    assert cli.main(["convert", "run", "earlier", "--step", "1", "--dtype", "bfloat16"]) == 0
+    _, params = hub.load_model(here / "earlier")
+    assert params["embedding"].dtype == jax.numpy.bfloat16
+    expected = models.open_model("run", step="1", dtype="bfloat16").params["embedding"]
+    np.testing.assert_array_equal(params["embedding"], expected)
+
+
+def test_adapters_convert_by_every_way(here, capsys):
+    lora = ["run=lora", "model.lora={rank: 2}", "ema_decay=0.5", "data.eval=null"]
+    assert cli.main(["train", "sft.yaml", *lora]) == 0
+    assert cli.main(["convert", "lora", "from_run"]) == 0
+    assert cli.main(["convert", "lora/adapter", "from_adapter", "--base", "tiny"]) == 0
+    assert cli.main(["convert", "tiny", "from_base", "--adapter", "lora/adapter"]) == 0
+    weights = {
+        name: (here / name / "model.safetensors").read_bytes()
+        for name in ("lora/model", "from_run", "from_adapter", "from_base")
+    }
+    assert len(set(weights.values())) == 1
+    assert cli.main(["convert", "tiny", "no", "--base", "tiny", "--adapter", "lora/adapter"]) == 1
+    assert "leave --adapter out" in capsys.readouterr().err
+
+
+def test_pretraining_and_its_batches(here, capsys):
+    texts = [{"text": "one two three " * 4}] * 8
+    (here / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    (here / "pretrain.yaml").write_text(
+        "recipe: pretrain\nrun: pretrain\nmodel:\n  tokenizer: bytes\n  fresh: "
+        + json.dumps(ARCHITECTURE)
+        + "\ndata: {train: text.jsonl, max_length: 64}\nsteps: 2\nbatch_size: 2\n"
+    )
+    assert cli.main(["inspect", "pretrain.yaml"]) == 0
+    assert "⟦" in capsys.readouterr().out
+    assert cli.main(["train", "pretrain.yaml"]) == 0
+    assert sampled(capsys, "pretrain", "--prompt", "one", "--raw")

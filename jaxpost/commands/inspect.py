@@ -1,6 +1,7 @@
 """`jaxpost inspect CONFIG [key=value ...]`: a batch as the model sees it."""
 
 import collections
+import itertools
 from collections.abc import Mapping, Sequence
 
 from rich import console
@@ -27,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, help="columns to write (default: the terminal's)")
     parser.add_argument("--plain", action="store_true", help="marks instead of colours")
     options = parser.parse_intermixed_args(argv)
+    if options.batch < 0:
+        parser.error(f"--batch {options.batch}: batches are counted from 0")
     recipe, config = recipes.load(options.config, options.overrides)
     out = console.Console(width=options.width, highlight=False)
     plain = options.plain or not out.is_terminal or out.no_color
@@ -34,12 +37,12 @@ def main(argv: Sequence[str]) -> int:
     data = recipe.make_data(config, tokenizer)
     for line in data.summary:
         out.print(line, markup=False, soft_wrap=True)
+    seen = list(itertools.islice(data, options.batch + 1))
+    batch, report = seen[-1]
     dropped, places = collections.Counter(), {}
-    for _ in range(options.batch + 1):
-        batch, report = next(data)
-        dropped.update(report.dropped)
-        for reason, found in report.places.items():
-            places.setdefault(reason, found)
+    for _, earlier in seen:
+        dropped.update(earlier.dropped)
+        places = {**earlier.places, **places}
     data.close()
     out.print(f"\nbatch {options.batch}, to epoch {report.epoch:.4g}")
     show(out, batch, tokenizer, options.row, plain)

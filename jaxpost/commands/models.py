@@ -1,7 +1,7 @@
 """Any model that a user may name: a Hugging Face folder or hub id, or a run and its checkpoints."""
 
 import dataclasses
-import logging
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,6 @@ from jaxpost.models import make_model
 from jaxpost.models.model import Model
 from jaxpost.recipes import setup
 from jaxpost.typing import Params
-
-log = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
@@ -70,7 +68,7 @@ def is_run(path: str) -> bool:
 def open_run(path: str, step: str, dtype: str | None) -> Opened:
     """The policy of a run at a checkpoint: the moving average, where the run keeps one."""
     place = checkpoint.find_checkpoint(Path(path).expanduser(), step_of(step))
-    log.warning("reading %s", place)
+    print(f"reading {place}", file=sys.stderr)
     written = checkpoint.read_config(place)
     config = configs.from_dict(recipes.named(written["recipe"]).Config, written)
     policy = setup.load_policy(config.model, jax.random.key(config.seed))

@@ -55,7 +55,9 @@ def fill(config_class: type, entry: Entry, base: Any = None, path: str = "", roo
     except ConfigError:
         raise
     except ValueError as error:  # from the dataclass's own __post_init__
-        raise ConfigError(f"{entry.where}: {path.rstrip('.') or 'config'}: {error}") from error
+        part = path.rstrip(".")
+        named = str(error) if not part or part in str(error) else f"{part}: {error}"
+        raise ConfigError(f"{entry.where}: {named}") from error
 
 
 def default_of(field: dataclasses.Field) -> Any:

@@ -148,9 +148,10 @@ def override(root: Entry, setting: str) -> Entry:
     where = f"override {setting}"
     try:
         value = parse(text, lambda line: where)._replace(text=text)
-    except ConfigError:
+    except ConfigError as error:
         if re.match(r"\s*(\[|\{[^{%])", text):  # meant as a list or map
-            raise
+            whole = "in a shell, the whole of it stands in quotes: 'model.lora={rank: 8}'"
+            raise ConfigError(*error.problems, whole) from None
         value = Entry("str", text, where, text)
     return put(root, key.split("."), value)
 

@@ -108,8 +108,8 @@ def show_row(batch: TokenBatch, row: int, decode: Decode, *, plain: bool = False
         trained = int(np.sum(batch.completion_mask[row][part]))
         weights = float(np.sum(batch.loss_weights[row][part]))
         page.append(
-            f"row {row}, sequence {number}: places {part.start}-{part.stop - 1}, positions "
-            f"{positions[0]}-{positions[-1]}, {trained} of {len(positions)} targets trained, "
+            f"row {row} sequence {number}: places {part.start}-{part.stop - 1}, positions "
+            f"{positions[0]}-{positions[-1]}, trained {trained} of {len(positions)}, "
             f"weights {weights:.6g}\n",
             "bold",
         )
@@ -117,7 +117,7 @@ def show_row(batch: TokenBatch, row: int, decode: Decode, *, plain: bool = False
         page.append_text(marked(found) if plain else coloured(found))
         page.append("\n")
     padding = int(np.sum(np.asarray(batch.segment_ids)[row] == 0))
-    page.append(f"row {row}: {padding} places of padding\n", "dim")
+    page.append(f"row {row} padding: {padding} places\n", "dim")
     return page
 
 

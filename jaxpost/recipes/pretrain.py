@@ -12,9 +12,9 @@ import dataclasses
 from jaxpost.data import sources
 from jaxpost.options import option
 from jaxpost.recipes import sft
-from jaxpost.recipes.sft import train
+from jaxpost.recipes.sft import make_data, train
 
-__all__ = ["Config", "train"]
+__all__ = ["Config", "make_data", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
