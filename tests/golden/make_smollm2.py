@@ -24,8 +24,8 @@ PARAGRAPH = (
     "The old lighthouse stood at the edge of the cliff, where the sea had worn the rock into "
     "strange shapes. Every evening, the keeper climbed the narrow stairs, lit the lamp, and "
     "watched the ships pass along the horizon. In winter, when the storms came, he could hear the "
-    "waves breaking below him all night long, and he wondered how many sailors had found their way home "
-    "because of the light that he kept burning."
+    "waves breaking below him all night long, and he wondered how many sailors had found their way "
+    "home because of the light that he kept burning."
 )
 PROMPTS = (
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
