@@ -201,7 +201,8 @@ def completion_example(
 ) -> Example | str:
     """A prompt, and a completion with its end."""
     if not isinstance(row.prompt, str) and not isinstance(row.completion, str):
-        weights = [row.prompt_weight] * len(row.prompt) + [1.0] * len(row.completion)
+        written = [float(message["role"] == "assistant") for message in row.completion]
+        weights = [row.prompt_weight] * len(row.prompt) + written
         turns = ChatRow(
             [*row.prompt, *row.completion], row.tools, row.template_kwargs, weights, {}, row.where
         )

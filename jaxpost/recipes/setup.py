@@ -42,7 +42,7 @@ class ModelConfig:
     )
     compute_dtype: str | None = option(None, "activation type; null takes the parameters' type")
     remat: Literal["none", "dots", "full"] = option(
-        "none", "what the backward pass computes again: nothing, all but matrix products, all"
+        "dots", "what the backward pass computes again: nothing, all but matrix products, all"
     )
     lora: LoRAConfig | None = option(None, "train low-rank adapters only")
     adapter: str | None = option(None, "PEFT adapter folder to start the adapters from")

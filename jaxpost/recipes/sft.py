@@ -216,6 +216,7 @@ def train(config: Config) -> int:
         data = make_data(config, policy.tokenizer)
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         state, counters = setup.resume(run, saver, state, policy.trainable, data)
+        print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer)
         evaluate = make_evaluation(config, policy, out)
@@ -232,11 +233,9 @@ def train(config: Config) -> int:
             stopping, scores = run.should_stop(step), {}
             evaluating = config.eval.due(step, config.steps) and not stopping
             saving = saver.due(step) or stopping or step == config.steps
-            if evaluating or saving:
-                jax.block_until_ready(sums)  # so that the update's time is counted as its own
             speed = meter.update(report.tokens, report.examples)
             out.write(step, {**speed, "learning_rate": schedule(step - 1)})
-            with meter.pause():
+            with meter.pause(sums if evaluating or saving else None):
                 if evaluating:
                     scores = evaluate(step, setup.averaged(state, policy.trainable))
                     out.write(step, scores)
