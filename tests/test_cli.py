@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -53,13 +54,10 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("jaxpost 0.")
 
 
-@pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if verb != "quickstart"])
-def test_every_verb_has_help(verb, capsys):
-    try:
-        code = cli.main([verb, "--help"])
-    except SystemExit as leaving:  # argparse
-        code = leaving.code
-    assert code == 0
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help(verb, capsys, monkeypatch):
+    monkeypatch.setenv("JAXPOST_CACHE_DIR", "none")
+    assert cli.main([verb, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: jaxpost {verb}")
 
 
@@ -357,6 +355,17 @@ def test_every_key_of_every_recipe_has_help():
     for name in recipes.RECIPES:
         missing = [key.name for key in configs.keys(recipes.named(name).Config) if not key.help]
         assert missing == []
+
+
+CONFIGURATIONS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_every_configuration_loads_and_says_what_it_reaches(path):
+    recipe, config = recipes.load(str(path), [])
+    assert isinstance(config, recipe.Config)
+    assert path.stem.startswith(configs.to_dict(config)["recipe"])
+    assert configs.header(path)
 
 
 def test_help_comes_before_what_is_wrong_with_a_configuration(here, capsys):
