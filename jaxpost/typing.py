@@ -5,9 +5,16 @@ hook, so a wrong shape fails there and costs nothing in training.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int, Key, Shaped
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+else:
+    Array = jax.Array | np.ndarray  # functions of arrays take NumPy's too
 
 PerToken = Float[Array, "*B T"]
 PerSequence = Float[Array, "*B"]
