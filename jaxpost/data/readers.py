@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from pyarrow import ipc, parquet
 Record = tuple[dict[str, Any], str]
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Rows of one file."""
 

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 FILES = (
     "tokenizer.json",
@@ -29,6 +29,7 @@ FILES = (
 Spans = list[tuple[int, int]]
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Text to ids and back.
 
