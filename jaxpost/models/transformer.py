@@ -4,6 +4,7 @@ Layers are stacked on a leading axis and scanned, so that compile time does not 
 module graph is split once, when the model is made; a train step never walks it.
 """
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -34,18 +35,18 @@ def lora_rank_and_scale(lora: LoRA | None, name: str) -> tuple[int, float] | Non
 
 
 class Linear(nnx.Module):
-    """`y = x W + b`, plus a LoRA term where the configuration asks for one."""
+    """`y = x W + b`, plus a LoRA term where the configuration asks for one.
 
-    def __init__(self, config: TransformerConfig, name: str, d_in: int, d_out: int, bias: bool, key):
-        kernel_key, lora_key = jax.random.split(key)
-        self.kernel = nnx.Param(jax.random.normal(kernel_key, (d_in, d_out)) * config.init_std)
+    Modules are made of zeros; `initial_values` fills them.
+    """
+
+    def __init__(self, config: TransformerConfig, name: str, d_in: int, d_out: int, bias: bool):
+        self.kernel = nnx.Param(jnp.zeros((d_in, d_out)))
         self.bias = nnx.Param(jnp.zeros(d_out)) if bias else None
         adapter = lora_rank_and_scale(config.lora, name)
         self.lora_scale = adapter[1] if adapter else 0.0
         if adapter:
-            bound = 1 / math.sqrt(d_in)
-            shape = (d_in, adapter[0])
-            self.lora_a = nnx.Param(jax.random.uniform(lora_key, shape, minval=-bound, maxval=bound))
+            self.lora_a = nnx.Param(jnp.zeros((d_in, adapter[0])))
             self.lora_b = nnx.Param(jnp.zeros((adapter[0], d_out)))
         else:
             self.lora_a = self.lora_b = None
@@ -76,14 +77,11 @@ class RMSNorm(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and gated MLP, each behind a norm (and before one, if sandwiched)."""
 
-    def __init__(self, config: TransformerConfig, key):
+    def __init__(self, config: TransformerConfig):
         self.config = config
         width, kv_width = config.width, config.kv_heads * config.head_dim
         q_width = config.heads * config.head_dim
-        keys = iter(jax.random.split(key, 7))
-
-        def linear(name, d_in, d_out, bias):
-            return Linear(config, name, d_in, d_out, bias, next(keys))
+        linear = functools.partial(Linear, config)
 
         self.attn_norm = RMSNorm(config, width)
         self.q_proj = linear("q_proj", width, q_width, config.qkv_bias)
@@ -119,19 +117,13 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """Embedding, stacked blocks, final norm and (unless tied) an output head."""
 
-    def __init__(self, config: TransformerConfig, key):
+    def __init__(self, config: TransformerConfig):
         self.config = config
-        embed_key, layers_key, head_key = jax.random.split(key, 3)
         shape = (config.vocab_size, config.width)
-        self.embedding = nnx.Param(jax.random.normal(embed_key, shape) * config.init_std)
-        layer_keys = jax.random.split(layers_key, config.layers)
-        self.layers = nnx.vmap(lambda k: Block(config, k))(layer_keys)
+        self.embedding = nnx.Param(jnp.zeros(shape))
+        self.layers = nnx.vmap(lambda _: Block(config))(jnp.arange(config.layers))
         self.final_norm = RMSNorm(config, config.width)
-        self.lm_head = (
-            None
-            if config.tied_embeddings
-            else nnx.Param(jax.random.normal(head_key, shape) * config.init_std)
-        )
+        self.lm_head = None if config.tied_embeddings else nnx.Param(jnp.zeros(shape))
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         x = self.embedding[...][tokens].astype(self.config.compute_dtype)
@@ -321,13 +313,43 @@ def rematerialize(layer, remat: Remat):
     return jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
+def initial_values(config: TransformerConfig, shapes: Params, key: Array) -> Mapping[str, Any]:
+    """Fresh parameters: matrices normal with `init_std`, norms 1, LoRA's A uniform, the rest 0.
+
+    All are cut from one draw of normals, since each draw would compile anew; A's uniform numbers in
+    ±1/√in are the normals through their distribution function.
+    """
+    leaves, tree = jax.tree.flatten_with_path(shapes)
+    names = [path[-1].key for path, _ in leaves]
+    drawn = ("embedding", "lm_head", "kernel", "lora_a")
+    sizes = [leaf.size if n in drawn else 0 for n, (_, leaf) in zip(names, leaves, strict=True)]
+    normals = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
+
+    def value(name: str, shape: tuple[int, ...], normal: Array) -> Array:
+        if name == "scale":
+            return jnp.full(shape, 1.0 - config.norm_offset)
+        if name not in drawn:
+            return jnp.zeros(shape)
+        if name == "lora_a":
+            normal = (2 * jax.scipy.stats.norm.cdf(normal) - 1) / math.sqrt(shape[-2])
+        else:
+            normal = normal * config.init_std
+        return normal.reshape(shape)
+
+    values = [
+        value(name, leaf.shape, normal)
+        for name, (_, leaf), normal in zip(names, leaves, normals, strict=True)
+    ]
+    return jax.tree.unflatten(tree, values)
+
+
 def make_model(config: TransformerConfig, card: ModelCard | None = None) -> Model:
     """The model of an architecture, as pure functions. See `Model` for their signatures."""
-    abstract = nnx.eval_shape(lambda: Transformer(config, jax.random.key(0)))
-    graph, _ = nnx.split(abstract)
+    graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(config)))
+    shapes = nnx.to_pure_dict(state)
 
     def init(key) -> Mapping[str, Any]:
-        return nnx.to_pure_dict(nnx.state(Transformer(config, key), nnx.Param))
+        return initial_values(config, shapes, key)
 
     def apply(params: Params, tokens, segment_ids=None, positions=None, noise=None):
         return nnx.merge(graph, params)(tokens, segment_ids, positions, noise)
