@@ -1,6 +1,6 @@
 """The tokenizer inside a GGUF file, written as a Hugging Face `tokenizer.json`."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpost.hub import source
@@ -53,8 +53,18 @@ def needed(file: File, name: str) -> Any:
     return value
 
 
-def tokenizer_config(file: File) -> dict[str, Any]:
+def tokens_of(file: File) -> list[str]:
+    """The tokens by id. User-defined ones of SentencePiece have spaces as they stand in a text
+    (older files have `▁`, as in all other tokens), since they are looked for in the text itself."""
     tokens = needed(file, "tokens")
+    if metadata(file, "model") != "llama":
+        return tokens
+    pairs = zip(tokens, needed(file, "token_type"), strict=True)
+    return [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in pairs]
+
+
+def tokenizer_config(file: File) -> dict[str, Any]:
+    tokens = tokens_of(file)
     result = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -124,11 +134,11 @@ def sentencepiece(file: File) -> Any:
     """SentencePiece's BPE: merges follow from the scores; what no piece covers becomes bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    tokens, prefix = needed(file, "tokens"), adds_space_prefix(file)
+    tokens, prefix = tokens_of(file), bool(metadata(file, "add_space_prefix", True))
     unknown = metadata(file, "unknown_token_id", 0)
     model = models.BPE(
         vocabulary(file),
-        merges_of(tokens, needed(file, "scores"), mergeable(file)),
+        merges_of(tokens, needed(file, "scores"), needed(file, "token_type")),
         unk_token=tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -144,67 +154,44 @@ def sentencepiece(file: File) -> Any:
 
 
 def vocabulary(file: File) -> dict[str, int]:
-    tokens = needed(file, "tokens")
+    tokens = tokens_of(file)
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise ValueError(f"{file.path}: tokenizer.ggml.tokens holds a token twice")
     return vocab
 
 
-def adds_space_prefix(file: File) -> bool:
-    return metadata(file, "model") == "llama" and bool(metadata(file, "add_space_prefix", True))
-
-
-def found_whole(file: File, token: str, kind: int) -> bool:
-    """Whether a user-defined token is looked for in the text before anything is merged.
-
-    Not one with a space in it where a space is put in front of texts: `tokenizers` would put one in
-    front of the token it looks for, too. Its merges come first instead, since it scores highest.
-    """
-    return kind == USER_DEFINED and not (SPACE in token and adds_space_prefix(file))
-
-
-def mergeable(file: File) -> set[str]:
-    """The tokens that merges lead to and from."""
-    pairs = zip(needed(file, "tokens"), needed(file, "token_type"), strict=True)
-    usual = (NORMAL, USER_DEFINED)
-    return {token for token, kind in pairs if kind in usual and not found_whole(file, token, kind)}
-
-
 def merges_of(
-    tokens: Sequence[str], scores: Sequence[float], pieces: Set[str]
+    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best piece first.
+    """Every way to put an ordinary token together from two others, best token first.
 
     SentencePiece joins the neighbours whose joint piece scores highest; a list of merges gives
     the same order when it is sorted by that score.
     """
-    ids = {token: index for index, token in enumerate(tokens)}
+    ids = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == NORMAL}
     merges = []
-    for token, score in zip(tokens, scores, strict=True):
-        for cut in range(1, len(token) if token in pieces else 0):
+    for token, index in ids.items():
+        for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
-            if left in pieces and right in pieces:
-                merges.append((-score, ids[left], ids[right], left, right))
+            if left in ids and right in ids:
+                merges.append((-scores[index], ids[left], ids[right], left, right))
     return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def mark_special(tokenizer: Any, file: File) -> None:
-    """Control tokens (and the unknown one) are special; user-defined ones are only kept whole.
-
-    One with a `▁` in it can only be found once the spaces of the text have been replaced.
-    """
+    """Control tokens (and the unknown one) are special; user-defined ones are only kept whole."""
     from tokenizers import AddedToken
 
     named = ("bos", "eos", "padding", "unknown", "eot")
     ids = {metadata(file, f"{name}_token_id") for name in named}
     special, kept = [], []
-    pairs = zip(needed(file, "tokens"), needed(file, "token_type"), strict=True)
+    pairs = zip(tokens_of(file), needed(file, "token_type"), strict=True)
     for index, (token, kind) in enumerate(pairs):
         if kind in (CONTROL, UNKNOWN) or index in ids:
             special.append(AddedToken(token, special=True, normalized=False))
-        elif found_whole(file, token, kind):
-            kept.append(AddedToken(token, special=False, normalized=SPACE in token))
+        elif kind == USER_DEFINED:
+            kept.append(AddedToken(token, special=False, normalized=False))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(kept)
 
@@ -212,7 +199,7 @@ def mark_special(tokenizer: Any, file: File) -> None:
 def add_bos_eos(tokenizer: Any, file: File) -> None:
     from tokenizers import processors
 
-    tokens = needed(file, "tokens")
+    tokens = tokens_of(file)
     ids = {kind: metadata(file, f"{kind}_token_id") for kind in ("bos", "eos") if adds(file, kind)}
     if not ids:
         return
