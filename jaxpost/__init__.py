@@ -14,8 +14,8 @@
     state, metrics = train_step(init_state(params, optimizer), batch)
 
 `batch` is any pytree with the fields that the objective reads; `TokenBatch` is one. A name is
-imported when it is first asked for, so that data workers, which need none, start without JAX's
-compiler and Flax.
+imported when it is first asked for, so that data workers, which need none, start without the code
+of models.
 """
 
 import importlib
