@@ -52,7 +52,7 @@ def query_chunks(length: int) -> list[tuple[int, int]]:
 
 
 def visible_keys(
-    segment_ids: Int[Array, "B T"], reach: Int[Array, ""], start: int, stop: int
+    segment_ids: Int[Array, "B T"], reach: Int[Array, ""] | int, start: int, stop: int
 ) -> Bool[Array, "B Q S"]:
     """Which of the first `stop` keys the queries start … stop-1 see."""
     rows, columns = jnp.arange(start, stop)[:, None], jnp.arange(stop)[None, :]
