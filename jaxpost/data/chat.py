@@ -109,23 +109,30 @@ def tokenize(row: Row, tokenizer: Tokenizer, options: ChatOptions) -> Example | 
 
 
 def question(row: Row, tokenizer: Tokenizer, options: ChatOptions) -> Question | None:
-    """A row's prompt as the sampler must see it, and the answer; None where it has no such parts."""
+    """A row's prompt as the sampler must see it, and the answer; None where it has no such parts.
+
+    Raises:
+      ValueError: the template refuses the prompt.
+    """
     if isinstance(row, ChatRow):
         *before, last = row.messages
         if last["role"] != "assistant" or not plain_text(last) or not before:
             return None
-        row = CompletionRow(before, [last], row.tools, row.template_kwargs)
+        row = CompletionRow(before, [last], row.tools, row.template_kwargs, where=row.where)
     if isinstance(row, ReasoningRow):
-        row = CompletionRow(row.prompt, row.answer, row.tools, row.template_kwargs)
+        row = CompletionRow(row.prompt, row.answer, row.tools, row.template_kwargs, where=row.where)
     if not isinstance(row, CompletionRow):
         return None
     completion = row.completion
     answer = completion if isinstance(completion, str) else plain_text(completion[-1])
     if isinstance(row.prompt, str):
-        return Question(tuple(begin(tokenizer) + tokenizer.encode(row.prompt)), answer)
-    text = tokenizer.render(
-        row.prompt, row.tools, add_generation_prompt=True, **template_kwargs(row, options)
-    )
+        ids = without_second_bos(tokenizer.encode(row.prompt), tokenizer)
+        return Question(tuple(begin(tokenizer) + ids), answer)
+    kwargs = template_kwargs(row, options)
+    try:
+        text = tokenizer.render(flat(row.prompt), row.tools, add_generation_prompt=True, **kwargs)
+    except ValueError as error:
+        raise ValueError(f"{row.where}: {error}") from error
     return Question(tuple(tokenizer.encode(text)), answer)
 
 
@@ -137,6 +144,20 @@ def plain_text(message: Mapping[str, Any]) -> str:
     """A message's content as one text."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def flat(messages: Messages) -> list[dict[str, Any]]:
+    """The messages with their parts put together, as chat templates read them."""
+    return [
+        {**message, "content": plain_text(message)} if message.get("content") else dict(message)
+        for message in messages
+    ]
+
+
+def says_something(message: Mapping[str, Any]) -> bool:
+    """Whether a message has words, reasoning or a tool call."""
+    others = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+    return bool(plain_text(message).strip()) or any(message.get(key) for key in others)
 
 
 # Plain rows ----------------------------------------------------------------------------------
@@ -242,7 +263,9 @@ def joined(
         spans = [(0, 0)] * len(before) + spans
     weights = [prompt_weight] * len(before)
     places = part_spans(len(prompt), parts)
-    weights += [weight_at(span, places) for span in spans[len(before) :]]
+    # A token may begin with white space that belongs to the prompt; it is still the completion's.
+    spans = [(max(a, len(prompt)), max(b, len(prompt))) for a, b in spans[len(before) :]]
+    weights += [weight_at(span, places) for span in spans]
     ids, weights = start + ids, [prompt_weight] * len(start) + weights
     end = finish(ids[len(start) + len(before) :], tokenizer)
     return example(ids + end, weights + [parts[-1][1]] * len(end))
@@ -291,11 +314,12 @@ def reasoning_example(
 def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Example | str:
     """A conversation through the chat template."""
     weights = message_weights(row, options)
-    messages = [{**message, "content": plain_or_none(message)} for message in row.messages]
-    last = row.messages[-1]
-    if last["role"] == "assistant" and unclosed(plain_text(last), options):
+    trained = [message for message, weight in zip(row.messages, weights, strict=True) if weight]
+    if any(m["role"] == "assistant" and unclosed(plain_text(m), options) for m in trained):
         return "unclosed_reasoning"
-    render = Render(messages, row.tools, template_kwargs(row, options), tokenizer, row.where)
+    render = Render(
+        flat(row.messages), row.tools, template_kwargs(row, options), tokenizer, row.where
+    )
     text, marked = render.whole()
     if options.train_on == "all" and row.weights is None:
         ids = tokenizer.encode(text)
@@ -303,17 +327,29 @@ def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Ex
         return example(ids + end, [1.0] * (len(ids) + len(end)))
     if not any(weights):
         return "fully_masked" if row.weights is not None else "empty_target"
+    if not any(map(says_something, trained)):
+        return "empty_target"
     spans: list[Span] = []
     turns = turn_spans(render, text, marked, weights)
+    check_reasoning(row, text, turns[-1], options)
     for message, weight, turn in zip(row.messages, weights, turns, strict=True):
         if turn is not None:
             spans += content_spans(message, weight, turn, text, row.where)
     return spans_example(text, spans, tokenizer)
 
 
-def plain_or_none(message: Mapping[str, Any]) -> str | None:
-    content = message.get("content")
-    return content if content is None or isinstance(content, str) else plain_text(message)
+def check_reasoning(
+    row: ChatRow, text: str, turn: tuple[int, int] | None, options: ChatOptions
+) -> None:
+    """Refuses a template that drops the reasoning of the last turn, which would not be trained."""
+    closing = options.reasoning_close.strip()
+    if turn is None or not closing or closing not in plain_text(row.messages[-1]):
+        return
+    if closing not in text[slice(*turn)]:
+        raise ValueError(
+            f"{row.where}: the chat template leaves out the reasoning of the last message (all up "
+            f"to {closing}), so it would not be trained; use a template that keeps it"
+        )
 
 
 def message_weights(row: ChatRow, options: ChatOptions) -> list[float]:
@@ -380,7 +416,7 @@ def turn_spans(
                 "{% generation %} markers for it and rewrites what came before. Add the markers "
                 "around the assistant's words in the template, or give prompt/completion rows"
             )
-        spans[index] = trimmed(text, found, render.tokenizer)
+        spans[index] = trimmed(text, with_end(text, found, render.tokenizer), render.tokenizer)
     return spans
 
 
@@ -388,7 +424,7 @@ def by_prefix(render: Render, text: str, index: int) -> tuple[int, int] | None:
     """The turn as what the rendering through it adds to the prompt for it."""
     if render.messages[index]["role"] != "assistant":
         return None
-    before = render.text(render.messages[:index], prompt=True) if index else ""
+    before = render.text(render.messages[:index], prompt=True)
     through = render.text(render.messages[: index + 1])
     if before is None or through is None:
         return None
@@ -398,12 +434,11 @@ def by_prefix(render: Render, text: str, index: int) -> tuple[int, int] | None:
 
 
 def by_content(render: Render, text: str, index: int) -> tuple[int, int] | None:
-    """The content of a turn, as what changes in the text when the content does, and its end."""
-    content = render.messages[index].get("content")
-    if not content or render.messages[index].get("tool_calls"):
-        return None
-    other = [dict(message) for message in render.messages]
-    other[index]["content"] = PLACEHOLDER
+    """The words of a turn, as what changes in the text when other words take their place."""
+    message = render.messages[index]
+    content, calls = message.get("content") or "", message.get("tool_calls")
+    words = {k: v for k, v in message.items() if k != "tool_calls"} | {"content": PLACEHOLDER}
+    other = [*render.messages[:index], words, *render.messages[index + 1 :]]
     changed = render.text(other)
     if changed is None or changed.count(PLACEHOLDER) != 1:
         return None
@@ -412,11 +447,21 @@ def by_content(render: Render, text: str, index: int) -> tuple[int, int] | None:
     if text[:start] != changed[:start] or not text.endswith(after):
         return None
     end = len(text) - len(after)
-    if end <= start or text[start:end].strip() not in content:
+    if end < start or not (calls or text[start:end].strip() in content):
         return None
-    ids, spans = render.tokenizer.encode_with_spans(after)
-    if ids and ids[0] in render.tokenizer.eos_ids:
-        end += spans[0][1]
+    return start, end
+
+
+def with_end(text: str, span: tuple[int, int], tokenizer: Tokenizer) -> tuple[int, int]:
+    """The span, and the end-of-turn token if this comes next; white space may stand between."""
+    start, end = span
+    ids = tokenizer.encode(text[start:end].rstrip())
+    if ids and ids[-1] in tokenizer.eos_ids:
+        return span
+    after = text[end:].lstrip()
+    ids, places = tokenizer.encode_with_spans(after[:200])
+    if ids and ids[0] in tokenizer.eos_ids:
+        end = len(text) - len(after) + places[0][1]
     return start, end
 
 

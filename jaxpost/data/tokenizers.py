@@ -4,6 +4,7 @@ Nothing here adds a special token to what it encodes; special tokens written in 
 templates do) become their ids. Where BOS and EOS go is decided in `chat`.
 """
 
+import difflib
 import functools
 import hashlib
 import json
@@ -103,30 +104,41 @@ def load_tokenizer(path_or_hub_id: str | os.PathLike[str]) -> "HubTokenizer | Pi
 
     Raises:
       FileNotFoundError: nothing there, or a folder without a tokenizer.
+      ValueError: a file that cannot be read; the message names it.
     """
     path = Path(path_or_hub_id)
-    if path.is_file():
-        return PieceTokenizer({"tokenizer.model": path.read_bytes()})
-    if not path.is_dir():
-        path = downloaded(str(path_or_hub_id))
-    files = {name: (path / name).read_bytes() for name in FILES if (path / name).is_file()}
     try:
-        return load_tokenizer_from_files(files)
+        if path.is_file() and path.suffix != ".json":
+            return PieceTokenizer({"tokenizer.model": path.read_bytes()})
+        if path.is_file():
+            path = path.parent
+        if not path.is_dir():
+            path = downloaded(str(path_or_hub_id))
+        return load_tokenizer_from_files(
+            {name: (path / name).read_bytes() for name in FILES if (path / name).is_file()}
+        )
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: {error}") from None
+        raise FileNotFoundError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def downloaded(hub_id: str) -> Path:
     """The tokenizer files of a model on the hub."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
-        raise FileNotFoundError(f"{hub_id}: no such tokenizer folder or file, and not a hub id")
+    # `models/tiny` next to a folder `models` is a slip of the pen, and not worth a look at the hub.
+    local = hub_id.startswith(".") or (Path(hub_id).parent.name and Path(hub_id).parent.is_dir())
+    if local or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
+        there = [item.name for item in Path(hub_id).parent.glob("*")] if local else []
+        near = difflib.get_close_matches(Path(hub_id).name, there, 1)
+        hint = f"; did you mean {Path(hub_id).parent / near[0]}?" if near else ""
+        raise FileNotFoundError(f"no such tokenizer folder or file, and not a hub id{hint}")
     import huggingface_hub
 
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(FILES)))
     except Exception as error:
         raise FileNotFoundError(
-            f"{hub_id}: no such folder, and the hub could not be read ({error}); download it with "
+            f"no such folder, and the hub could not be read ({error}); download it with "
             f"`hf download {hub_id}` where there is a network, or give a folder"
         ) from error
 
@@ -171,9 +183,12 @@ def json_of(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
         return {}
     try:
-        return json.loads(files[name])
+        found = json.loads(files[name])
     except ValueError as error:
         raise ValueError(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} should hold a JSON object")
+    return found
 
 
 class Templated:
@@ -213,7 +228,7 @@ class Templated:
 
     @property
     def eos_id(self) -> int | None:
-        raise NotImplementedError
+        return self.id_of(spelt(self.special.get("eos_token")) or "")
 
     @property
     def pad_id(self) -> int:
@@ -279,18 +294,20 @@ class Templated:
         from jinja2.exceptions import TemplateError
         from transformers.utils import chat_template_utils
 
+        # A template may ask whether a token is defined, or a key present: what is None is left out.
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        tokens = {name: spelt(self.special.get(name)) or "" for name in names}
+        tokens = {name: spelt(self.special.get(name)) for name in names if self.special.get(name)}
+        messages = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         try:
             texts, spans = chat_template_utils.render_jinja_template(
-                [list(messages)],
+                [messages],
                 tools=list(tools) if tools else None,
                 chat_template=self.chat_template,
                 **{**tokens, **settings},
             )
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
-        return texts[0], [(start, end) for start, end in spans[0]] if spans else []
+        return texts[0], [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
 
 class HubTokenizer(Templated):
@@ -300,9 +317,13 @@ class HubTokenizer(Templated):
         super().__init__(files)
         import tokenizers
 
-        self._tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._special_ids = frozenset(self._tokenizer.get_added_tokens_decoder())
 
     def id_of(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
@@ -311,18 +332,13 @@ class HubTokenizer(Templated):
     def vocab_size(self) -> int:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
-    @functools.cached_property
+    @property
     def special_ids(self) -> frozenset[int]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(added)
+        return self._special_ids
 
     @functools.cached_property
     def bos_id(self) -> int | None:
         return self.id_of(spelt(self.special.get("bos_token")) or "")
-
-    @functools.cached_property
-    def eos_id(self) -> int | None:
-        return self.id_of(spelt(self.special.get("eos_token")) or "")
 
     @functools.cached_property
     def adds_bos(self) -> bool:
@@ -330,7 +346,7 @@ class HubTokenizer(Templated):
             return False
         if self.settings.get("add_bos_token") is not None:
             return bool(self.settings["add_bos_token"])
-        return self._tokenizer.encode("a").ids[0] == self.bos_id
+        return self._tokenizer.encode("a").ids[:1] == [self.bos_id]
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -351,36 +367,42 @@ class PieceTokenizer(Templated):
         import sentencepiece
 
         self._model = sentencepiece.SentencePieceProcessor()
-        self._model.LoadFromSerializedProto(files["tokenizer.model"])
+        try:
+            self._model.LoadFromSerializedProto(files["tokenizer.model"])
+        except RuntimeError as error:
+            raise ValueError(f"tokenizer.model is not a SentencePiece model: {error}") from error
         model = self._model
         for name, number in (("bos_token", model.bos_id()), ("eos_token", model.eos_id())):
-            if number >= 0:
-                self.special.setdefault(name, model.IdToPiece(number))
-        pieces = [model.IdToPiece(i) for i in sorted(self.special_ids)]
-        self._controls = re.compile("|".join(map(re.escape, sorted(pieces, key=len, reverse=True))))
+            if number >= 0 and not self.special.get(name):
+                self.special[name] = model.IdToPiece(number)
+        size = model.GetPieceSize()
+        self._added = {i: piece for i, piece in added_tokens(self).items() if i >= size}
+        controls = {i: model.IdToPiece(i) for i in range(size) if model.IsControl(i)}
+        self._special = {**controls, **self._added}
+        self._ids = {piece: i for i, piece in self._special.items()}
+        pieces = sorted(self._ids, key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, pieces)))
 
     def __reduce__(self):
         return PieceTokenizer, (self.files,)
 
     def id_of(self, token: str) -> int | None:
+        if token in self._ids:
+            return self._ids[token]
         number = self._model.PieceToId(token)
         return number if self._model.IdToPiece(number) == token else None
 
     @property
     def vocab_size(self) -> int:
-        return self._model.GetPieceSize()
+        return max(self._model.GetPieceSize(), *(i + 1 for i in self._added), 0)
 
-    @functools.cached_property
+    @property
     def special_ids(self) -> frozenset[int]:
-        return frozenset(i for i in range(self.vocab_size) if self._model.IsControl(i))
+        return frozenset(self._special)
 
     @property
     def bos_id(self) -> int | None:
         return self._model.bos_id() if self._model.bos_id() >= 0 else None
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._model.eos_id() if self._model.eos_id() >= 0 else None
 
     @property
     def adds_bos(self) -> bool:
@@ -395,7 +417,7 @@ class PieceTokenizer(Templated):
         start = 0
         for found in self._controls.finditer(text) if self._controls.pattern else ():
             self._plain(text, start, found.start(), ids, spans)
-            ids.append(self._model.PieceToId(found.group()))
+            ids.append(self._ids[found.group()])
             spans.append(found.span())
             start = found.end()
         self._plain(text, start, len(text), ids, spans)
@@ -413,13 +435,21 @@ class PieceTokenizer(Templated):
         parts: list[str] = []
         plain: list[int] = []
         for number in [*map(int, ids), -1]:
-            if number >= 0 and number not in self.special_ids:
+            if number >= 0 and number not in self._special:
                 plain.append(number)
                 continue
             parts += [self._model.DecodeIds(plain)] if plain else []
-            parts += [self._model.IdToPiece(number)] if number >= 0 else []
+            parts += [self._special[number]] if number >= 0 else []
             plain = []
         return "".join(parts)
+
+
+def added_tokens(tokenizer: Templated) -> dict[int, str]:
+    """Tokens that were added to a SentencePiece model later, by id."""
+    older = json_of(tokenizer.files, "added_tokens.json")
+    newer = tokenizer.settings.get("added_tokens_decoder") or {}
+    found = {int(i): piece for piece, i in older.items()}
+    return {**found, **{int(i): spelt(token) or "" for i, token in newer.items()}}
 
 
 CHATML = """{%- for message in messages -%}
