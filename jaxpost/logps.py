@@ -159,7 +159,7 @@ def cut_tile(head: Float[Array, "V D"], index: Array, size: int) -> tuple[Array,
 
 
 def forward_chunk(
-    settings: Settings, tile: int, hidden: Array, head: Array, targets: Int[Array, "N"]
+    settings: Settings, tile: int, hidden: Array, head: Array, targets: Int[Array, " N"]
 ) -> TokenScores:
     """Scores of N tokens, a tile of the vocabulary at a time with a running softmax."""
     size, count = tile_of(settings, head, tile)
@@ -191,8 +191,8 @@ def backward_chunk(
     tile: int,
     hidden: Float[Array, "N D"],
     head: Float[Array, "V D"],
-    targets: Int[Array, "N"],
-    normalizers: Float[Array, "N"],
+    targets: Int[Array, " N"],
+    normalizers: Float[Array, " N"],
     gradients: tuple[Array, Array],
     head_gradient: Float[Array, "V D"],
 ) -> tuple[Array, Array]:

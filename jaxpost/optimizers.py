@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
 from jaxpost.options import option
 
-DECAYED = ("kernel", "lora_a", "lora_b", "embedding", "lm_head")
+PROJECTIONS = ("kernel", "lora_a", "lora_b")
+DECAYED = (*PROJECTIONS, "embedding", "lm_head")
 Schedule = Callable[[Any], Any]
 
 
@@ -19,33 +21,70 @@ class OptimizerConfig:
     """Which optimizer, and how its learning rate goes."""
 
     name: Literal["adamw", "lion", "adafactor", "muon", "sgd"] = option(
-        "adamw", "the optimizer; muon orthogonalises matrices and leaves the rest to AdamW"
+        "adamw", "the optimizer; muon orthogonalises projections and leaves the rest to AdamW"
     )
     learning_rate: float = option(2e-5, "the highest learning rate, reached after the warm-up")
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = option(
-        "cosine", "after the warm-up: constant, down a line or a cosine, or stable then down (wsd)"
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = option(
+        "cosine",
+        "after the warm-up: constant, down a line or a cosine, stable then down a line (wsd), or "
+        "falling as 1/sqrt(step)",
     )
     warmup: int = option(0, "updates in which the rate rises from 0", "updates")
     end_fraction: float = option(0.0, "the last learning rate, as a part of the highest")
     decay_fraction: float = option(0.2, "wsd: the part of the run in which the rate falls")
     weight_decay: float = option(0.0, "decoupled decay of matrices; norms and biases have none")
-    b1: float = option(0.9, "decay of the first moment (momentum of lion, muon, sgd)")
-    b2: float = option(0.999, "decay of the second moment")
-    eps: float = option(1e-8, "added to the root of the second moment")
+    b1: float | None = option(
+        None, "decay of the first moment; null: 0.9 (adamw, lion, sgd's momentum), 0.95 (muon)"
+    )
+    b2: float | None = option(
+        None, "decay of the second moment; null: 0.999 (adamw, muon's AdamW), 0.99 (lion)"
+    )
+    eps: float | None = option(
+        None, "adamw, muon: added to the root of the second moment; null: 1e-8"
+    )
     max_grad_norm: float | None = option(1.0, "gradients are scaled down to this global norm")
 
     def __post_init__(self):
+        for key, value in {"b1": self.b1, "b2": self.b2, "eps": self.eps}.items():
+            if value is not None and self.name not in USED_BY[key]:
+                names = ", ".join(USED_BY[key])
+                raise ValueError(f"optimizer.{key} is a key of {names}; remove it for {self.name}")
+        if self.schedule in ("constant", "inverse_sqrt") and self.end_fraction:
+            raise ValueError(f"optimizer.end_fraction is not for the schedule {self.schedule}")
+        if self.schedule != "wsd" and self.decay_fraction != 0.2:
+            raise ValueError("optimizer.decay_fraction is for optimizer.schedule: wsd")
+        if self.schedule == "inverse_sqrt" and not self.warmup:
+            raise ValueError("optimizer.schedule: inverse_sqrt needs optimizer.warmup above 0")
+        self._check_numbers()
+
+    def _check_numbers(self):
         if self.learning_rate <= 0:
             raise ValueError(f"optimizer.learning_rate is {self.learning_rate}; it must be above 0")
         if self.warmup < 0:
             raise ValueError(f"optimizer.warmup is {self.warmup}; it counts updates, from 0 up")
-        for name in ("end_fraction", "decay_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"optimizer.{name} is {getattr(self, name)}; it lies in 0 … 1")
+        if self.weight_decay < 0:
+            raise ValueError(
+                f"optimizer.weight_decay is {self.weight_decay}; it must be 0 or above"
+            )
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError("optimizer.max_grad_norm must be above 0, or null for no clipping")
-        if self.name == "adafactor" and self.weight_decay:
-            raise ValueError("optimizer.weight_decay is not for adafactor; set it to 0")
+        if self.eps is not None and self.eps <= 0:
+            raise ValueError(f"optimizer.eps is {self.eps}; it must be above 0")
+        fractions = {"end_fraction": self.end_fraction, "decay_fraction": self.decay_fraction}
+        for key, value in fractions.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"optimizer.{key} is {value}; it lies in 0 … 1")
+        for key, value in {"b1": self.b1, "b2": self.b2}.items():
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"optimizer.{key} is {value}; it lies in 0 … 1, without 1")
+
+
+# The optimizers that know a key whose default is null.
+USED_BY = {
+    "b1": ("adamw", "lion", "muon", "sgd"),
+    "b2": ("adamw", "lion", "muon"),
+    "eps": ("adamw", "muon"),
+}
 
 
 def make_optimizer(
@@ -53,81 +92,147 @@ def make_optimizer(
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer and its schedule `step -> learning rate` (step 0 is the first update).
 
-    Gradients are clipped to `max_grad_norm` first. Moments have the type of the parameters. Frozen
-    parameters are `None` in the trees that arrive here.
+    Gradients are first clipped to the global norm `max_grad_norm`; all arithmetic and state are
+    float32 (see `in_float32`). Frozen parameters are `None` in the trees that arrive here.
 
     Raises:
       ValueError: the warm-up is as long as the run.
     """
     schedule = make_schedule(config, steps)
-    clip = [] if config.max_grad_norm is None else [clip_by_global_norm(config.max_grad_norm)]
-    return optax.chain(*clip, rule(config, schedule)), schedule
+    parts = [rule(config), optax.scale_by_learning_rate(schedule)]
+    if config.max_grad_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(config.max_grad_norm))
+    return in_float32(optax.chain(*parts)), schedule
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
     """From 0 up a line over `warmup` updates to the highest rate, then as the schedule says."""
     if config.warmup >= steps:
         raise ValueError(f"optimizer.warmup is {config.warmup} of {steps} updates; make it shorter")
-    peak, end = config.learning_rate, config.learning_rate * config.end_fraction
-    rest = steps - config.warmup
-    if config.schedule == "constant":
-        after = optax.constant_schedule(peak)
-    elif config.schedule == "linear":
-        after = optax.linear_schedule(peak, end, rest)
-    elif config.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, rest, config.end_fraction)
-    else:
-        falling = max(1, round(config.decay_fraction * steps))
-        after = optax.linear_schedule(peak, end, falling, max(0, rest - falling))
     if config.warmup == 0:
-        return after
-    rising = optax.linear_schedule(0.0, peak, config.warmup)
-    return optax.join_schedules([rising, after], [config.warmup])
+        return after_warmup(config, steps)
+    rising = optax.linear_schedule(0.0, config.learning_rate, config.warmup)
+    return optax.join_schedules([rising, after_warmup(config, steps)], [config.warmup])
 
 
-def rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
-    """The optimizer itself."""
-    decay: dict[str, Any] = {"weight_decay": config.weight_decay}
+def after_warmup(config: OptimizerConfig, steps: int) -> Schedule:
+    """The learning rate, counted from the end of the warm-up; the end rate is that of `steps`."""
+    peak, rest = config.learning_rate, steps - config.warmup
+    end = peak * config.end_fraction
+    if config.schedule == "constant":
+        return optax.constant_schedule(peak)
+    if config.schedule == "linear":
+        return optax.linear_schedule(peak, end, rest)
+    if config.schedule == "cosine":
+        return optax.cosine_decay_schedule(peak, rest, config.end_fraction)
+    if config.schedule == "inverse_sqrt":
+        return lambda step: peak * jnp.sqrt(config.warmup / (config.warmup + step))
+    falling = min(max(1, round(config.decay_fraction * steps)), rest)
+    return optax.linear_schedule(peak, end, falling, rest - falling)
+
+
+def rule(config: OptimizerConfig) -> optax.GradientTransformation:
+    """From gradients to directions, of which an update takes −learning rate; decay included."""
+    b1 = config.b1 if config.b1 is not None else 0.95 if config.name == "muon" else 0.9
+    b2 = config.b2 if config.b2 is not None else 0.99 if config.name == "lion" else 0.999
+    eps = 1e-8 if config.eps is None else config.eps
     if config.name == "adamw":
-        return optax.adamw(
-            schedule, config.b1, config.b2, config.eps, mask=is_decayed, **decay
-        )
-    if config.name == "lion":
-        return optax.lion(schedule, config.b1, config.b2, mask=is_decayed, **decay)
-    if config.name == "adafactor":
-        # Factored over the two largest axes of a stack, which are those of its matrices.
-        return optax.adafactor(schedule)
-    if config.name == "sgd":
-        decayed = optax.add_decayed_weights(config.weight_decay, is_decayed)
-        return optax.chain(decayed, optax.sgd(schedule, momentum=config.b1 or None))
-    return contrib.muon(
-        schedule,
-        beta=config.b1,
-        adam_b1=config.b1,
-        adam_b2=config.b2,
-        eps=config.eps,
-        weight_decay_mask=is_decayed,
-        adam_weight_decay=config.weight_decay,
+        direction = optax.scale_by_adam(b1, b2, eps)
+    elif config.name == "lion":
+        direction = optax.scale_by_lion(b1, b2)
+    elif config.name == "adafactor":
+        direction = adafactor()
+    elif config.name == "muon":
+        direction = muon(b1, b2, eps)
+    else:
+        direction = optax.trace(b1)
+    if not config.weight_decay:
+        return direction
+    return optax.chain(direction, optax.add_decayed_weights(config.weight_decay, is_decayed))
+
+
+def adafactor() -> optax.GradientTransformation:
+    """Adafactor's direction (arXiv 1804.04235), matrix by matrix: no axis of layers is factored.
+
+    Departs from the paper in that the step is not multiplied with the parameter's own size, so
+    that learning rates mean what they mean for AdamW.
+    """
+    direction = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    return optax.partition({"stack": each_layer(direction), "single": direction}, in_stack)
+
+
+def muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Muon's direction for the projections of each layer, AdamW's for all else.
+
+    Directions are as large as AdamW's (arXiv 2502.16982, eq. 4), so its learning rates carry over.
+    """
+    # optax applies −learning rate within: −1 is what gives back the direction.
+    matrices = contrib.muon(
+        -1.0,
+        beta=b1,
+        eps=eps,
         muon_weight_dimension_numbers=stacked_matrices,
-        consistent_rms=0.2,  # updates as large as AdamW's, so its learning rates carry over
-        **decay,
+        consistent_rms=0.2,
     )
+    others = optax.scale_by_adam(0.9, b2, eps)
+    return optax.partition({"muon": matrices, "adam": others}, projection_or_not)
 
 
-def clip_by_global_norm(highest: float) -> optax.GradientTransformation:
-    """Scales all gradients by min(1, highest / norm), with the norm summed in float32."""
+def each_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Treats every layer of stacked leaves [L, ...] as parameters of its own."""
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        norm = global_norm(gradients)
-        scale = jax.numpy.minimum(1.0, highest / jax.numpy.maximum(norm, 1e-30))
-        return jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradients), state
+    def init(params: Any) -> Any:
+        return jax.vmap(inner.init)(params) if jax.tree.leaves(params) else inner.init(params)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if not jax.tree.leaves(updates):
+            return updates, state
+        return jax.vmap(inner.update)(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
-def global_norm(tree: Any) -> jax.Array:
-    """√(Σ x²) over all leaves, in float32."""
-    return optax.global_norm(jax.tree.map(lambda x: x.astype(jax.numpy.float32), tree))
+class MasterState(NamedTuple):
+    """State of `in_float32`: float32 copies of the parameters of a lower precision, else None."""
+
+    master: Any
+    inner: Any
+
+
+def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Runs an optimizer in float32, whatever the types of parameters and gradients.
+
+    Parameters of a lower precision get a float32 master copy, which the updates go to; they follow
+    it, rounded. Else a bfloat16 parameter would not move at all for updates under 1/256 of it, nor
+    its second moment for b2 above 0.99. Float32 parameters need no copy.
+    """
+
+    def init(params: Any) -> MasterState:
+        lower = jax.tree.map(lambda p: jnp.finfo(p.dtype).bits < 32, params)
+        master = jax.tree.map(lambda low, p: as_float32(p) if low else None, lower, params)
+        return MasterState(master, inner.init(jax.tree.map(as_float32, params)))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MasterState]:
+        if params is None:
+            raise ValueError("pass the parameters too: update(updates, state, params)")
+        exact = over(lambda copy, p: p if copy is None else copy, state.master, params)
+        changes, inner_state = inner.update(jax.tree.map(as_float32, updates), state.inner, exact)
+        master = over(lambda copy, c: None if copy is None else copy + c, state.master, changes)
+        changes = over(
+            lambda copy, c, p: c if copy is None else copy - as_float32(p), master, changes, params
+        )
+        return changes, MasterState(master, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def over(function: Callable[..., Any], *trees: Any) -> Any:
+    """`jax.tree.map` in which the first tree's Nones are leaves."""
+    return jax.tree.map(function, *trees, is_leaf=lambda x: x is None)
+
+
+def as_float32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32)
 
 
 def is_decayed(params: Any) -> Any:
@@ -135,10 +240,18 @@ def is_decayed(params: Any) -> Any:
     return jax.tree.map_with_path(lambda path, _: path[-1].key in DECAYED, params)
 
 
-def stacked_matrices(params: Any) -> Any:
-    """Muon's axes for projections [layers, in, out], which it treats layer by layer; else None."""
-    matrix = contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
-    names = ("kernel", "lora_a", "lora_b")
+def projection_or_not(params: Any) -> Any:
     return jax.tree.map_with_path(
-        lambda path, _: matrix if path[-1].key in names else None, params
+        lambda path, _: "muon" if path[-1].key in PROJECTIONS else "adam", params
     )
+
+
+def in_stack(params: Any) -> Any:
+    return jax.tree.map_with_path(
+        lambda path, _: "stack" if path[0].key == "layers" else "single", params
+    )
+
+
+def stacked_matrices(params: Any) -> Any:
+    """Muon's axes of projections [layers, in, out]; layers are treated one by one."""
+    return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(1, 2), params)

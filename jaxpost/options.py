@@ -1,4 +1,4 @@
-"""How a configuration key is declared: a default, a sentence of help and, where it has one, a unit."""
+"""How a configuration key is declared: a default, a sentence of help, a unit where it has one."""
 
 import dataclasses
 from typing import Any

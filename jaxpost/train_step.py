@@ -103,7 +103,9 @@ def accumulate(function: Callable[..., Any], params: Params, batch: Any, microba
         return function(params, batch)
     parts = split(batch, microbatches)
     shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.promote_types(s.dtype, "float32")), shapes)
+    zeros = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, jnp.promote_types(s.dtype, "float32")), shapes
+    )
 
     def add(total, part):
         return jax.tree.map(lambda t, x: t + x, total, function(params, part)), None

@@ -1,4 +1,4 @@
-"""Array types with named axes, one name per thing (B sequences, T positions, V vocabulary, D width).
+"""Array types with named axes: B sequences, T positions, V vocabulary, D width.
 
 The names are plain annotations at run time; the tests turn them into checks with jaxtyping's import
 hook, so a wrong shape fails there and costs nothing in training.

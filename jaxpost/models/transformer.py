@@ -97,7 +97,9 @@ class Block(nnx.Module):
         self.down_proj = linear("down_proj", config.mlp_width, width, config.mlp_bias)
         self.post_mlp_norm = RMSNorm(config, width) if config.sandwich_norms else None
 
-    def queries_keys_values(self, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def queries_keys_values(
+        self, x: Array, rope: tuple[Array, Array]
+    ) -> tuple[Array, Array, Array]:
         x = self.attn_norm(x)
         heads = (*x.shape[:-1], -1, self.config.head_dim)
         q, k = self.q_proj(x).reshape(heads), self.k_proj(x).reshape(heads)
@@ -209,7 +211,9 @@ class Ropes:
     def of(self, local: Array) -> tuple[Array, Array]:
         if self.nearby is None:
             return self.everywhere
-        cos, sin = (jnp.where(local, a, b) for a, b in zip(self.nearby, self.everywhere, strict=True))
+        cos, sin = (
+            jnp.where(local, a, b) for a, b in zip(self.nearby, self.everywhere, strict=True)
+        )
         return cos, sin
 
 
@@ -272,13 +276,15 @@ def local_layers(config: TransformerConfig) -> Array:
 
 
 def window_of(config: TransformerConfig, local: Array, length: int) -> Array | None:
-    """The layer's window, as a number that hides nothing on global layers; None if none is local."""
+    """The layer's window, a number that hides nothing on global layers; None if none is local."""
     if config.window is None or not any(config.local_layers) or length <= config.window:
         return None
     return jnp.where(local, config.window, length + 1)
 
 
-def write(cache: Array, new: Float[Array, "B S K hd"], layer: Array, starts: Int[Array, "B"]) -> Array:
+def write(
+    cache: Array, new: Float[Array, "B S K hd"], layer: Array, starts: Int[Array, " B"]
+) -> Array:
     """Writes each row's S new entries at its own start; cache is [L, B, K, length, hd].
 
     In place where the cache is donated. On a CPU row by row: XLA's scatter there goes element by
@@ -305,7 +311,7 @@ def write_by_scatter(cache: Array, entries: Float[Array, "B K S hd"], layer, sta
 
 
 def rematerialize(layer, remat: Remat):
-    """What the backward pass keeps of a layer: all of it, its matrix products, or only its input."""
+    """What the backward pass keeps of a layer: all, its matrix products, or only its input."""
     if remat == "none":
         return layer
     policies = jax.checkpoint_policies

@@ -21,7 +21,9 @@ from jaxpost.typing import Params
 class EvalConfig:
     """When and how the policy is measured on held-out data."""
 
-    every: int = option(0, "evaluate after this many updates; 0 evaluates at start and end", "updates")
+    every: int = option(
+        0, "evaluate after this many updates; 0 evaluates at start and end", "updates"
+    )
     batch_size: int = option(8, "rows of a batch", "rows")
     rows: int | None = option(None, "use only the first so many rows; null uses all", "rows")
     generate: int = option(0, "rows to answer greedily and compare with the data; 0: none", "rows")
@@ -100,7 +102,9 @@ def exact_match(
         for q, text in zip(asked, texts, strict=True)
     ]
     for record in records:
-        record["correct"] = final_answer(record["completion"], options) == record["expected"].strip()
+        record["correct"] = (
+            final_answer(record["completion"], options) == record["expected"].strip()
+        )
     rate = sum(record["correct"] for record in records) / len(records)
     return {"eval/exact_match": rate}, records
 

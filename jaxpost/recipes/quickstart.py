@@ -114,7 +114,9 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
             max_length=256,
             packing=True,
         ),
-        optimizer=optimizers.OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup=steps[0] // 20),
+        optimizer=optimizers.OptimizerConfig(
+            learning_rate=3e-3, schedule="cosine", warmup=steps[0] // 20
+        ),
         batch_size=16,
         steps=steps[0],
         log=quiet,
@@ -130,7 +132,9 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
             packing=True,
         ),
         chat=chat.ChatOptions(),
-        optimizer=optimizers.OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup=steps[1] // 10),
+        optimizer=optimizers.OptimizerConfig(
+            learning_rate=1e-3, schedule="cosine", warmup=steps[1] // 10
+        ),
         batch_size=8,
         steps=steps[1],
         eval=evaluation.EvalConfig(generate=HELD_OUT, max_new_tokens=8),
