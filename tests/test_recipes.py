@@ -88,7 +88,7 @@ def write(path: Path, rows) -> None:
 
 
 def config_of(run, train, *, rate=3e-3, optimizer="adamw", **changes) -> sft.Config:
-    """A small run; `max_length`, `packing`, `eval_data` go to its data, the rest to the recipe."""
+    """A small run; what belongs to its data goes there, the rest to the recipe."""
     names = {"max_length": 64, "packing": True, "workers": 0, "window": 16}
     of_data = {name: changes.pop(name, default) for name, default in names.items()}
     given = {
@@ -189,7 +189,7 @@ def same_run(one, other) -> None:
     assert metrics_of(one) == metrics_of(other)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, data, cache, straight, workers):
     """SIGKILL while step 12 is saved in the background: the run goes on from step 8."""
     config = resumable(tmp_path / "run", data, workers=workers)
@@ -203,7 +203,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, data, cache, straight,
 
 
 def test_a_run_that_is_asked_to_stop_resumes_to_the_same_bytes(tmp_path, data, cache, straight):
-    """SIGTERM ends it with code 75; a third and fourth start of the finished run do nothing."""
+    """SIGTERM ends it with code 75; a start of the finished run changes no file."""
     config = resumable(tmp_path / "run", data)
     assert launch(tmp_path, cache, config, "term:8", "none") == [75, 0]
     same_run(tmp_path / "run", straight)
@@ -429,7 +429,7 @@ def test_lora_trains_and_keeps_the_adapters_alone(tmp_path, data, copying):
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_it_sound(tmp_path, data):
     each = checkpoint.CheckpointConfig(every=1, keep_last=9)
     config = config_of(tmp_path / "run", data / "copy.jsonl", steps=9, rate=1e38, checkpoint=each)
-    with pytest.raises(FloatingPointError, match=r"step 2: loss is (nan|inf)"):
+    with pytest.raises(FloatingPointError, match=r"step 2: .*is (nan|inf)"):
         sft.train(config)
     assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [1]
     assert not (tmp_path / "run" / "model").exists()
@@ -453,6 +453,7 @@ def test_another_run_of_the_same_configuration_is_the_same(tmp_path, data):
     assert values_of(other.run, "loss") != values_of(config.run, "loss")
 
 
+@pytest.mark.slow
 def test_quickstart_goes_through_both_stages(tmp_path, capsys):
     assert quickstart.main(["--run", str(tmp_path / "quick"), "--scale", "0.01"]) == 0
     page = capsys.readouterr().out
