@@ -97,13 +97,12 @@ def exact_match(
         temperature=0.0,
         batch_size=batch_size,
     )
-    records = [
-        {"prompt": tokenizer.decode(list(q.prompt)), "completion": text, "expected": q.answer}
-        for q, text in zip(asked, texts, strict=True)
-    ]
-    for record in records:
-        record["correct"] = (
-            final_answer(record["completion"], options) == record["expected"].strip()
+    records: list[dict[str, Any]] = []
+    for asked_for, text in zip(asked, texts, strict=True):
+        correct = final_answer(text, options) == asked_for.answer.strip()
+        prompt = tokenizer.decode(list(asked_for.prompt))
+        records.append(
+            {"prompt": prompt, "completion": text, "expected": asked_for.answer, "correct": correct}
         )
     rate = sum(record["correct"] for record in records) / len(records)
     return {"eval/exact_match": rate}, records
