@@ -416,7 +416,8 @@ class Meter:
     restart if `state()` is saved and given back as `counters`.
 
     Args:
-      flops_per_token: of a training step, as `train_flops_per_token` gives; None: no `mfu`.
+      flops_per_token: of a training step, as `train_flops_per_token` gives, or a function of the
+        mean length of an update's examples; None: no `mfu`.
       peak: what the devices can do together, FLOP/s, as `measure_matmul_peak` gives.
       examples_per_epoch: None: no `epoch`.
       counters: `state()` of the job before.
@@ -426,7 +427,7 @@ class Meter:
     def __init__(
         self,
         *,
-        flops_per_token: float | None = None,
+        flops_per_token: float | Callable[[float], float] | None = None,
         peak: float | None = None,
         examples_per_epoch: int | None = None,
         counters: Mapping[str, int] | None = None,
@@ -454,7 +455,9 @@ class Meter:
         speed = tokens / elapsed if elapsed > 0 else 0.0
         metrics |= {"step_time": elapsed, "tokens_per_second": speed}
         if self._flops is not None and self._peak is not None:
-            metrics["mfu"] = speed * self._flops / self._peak
+            flops = self._flops
+            flops = flops(tokens / max(examples, 1)) if callable(flops) else flops
+            metrics["mfu"] = speed * flops / self._peak
         return metrics
 
     @contextlib.contextmanager

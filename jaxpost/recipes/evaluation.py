@@ -99,7 +99,7 @@ def exact_match(
     )
     records: list[dict[str, Any]] = []
     for asked_for, text in zip(asked, texts, strict=True):
-        correct = final_answer(text, options) == asked_for.answer.strip()
+        correct = final_answer(text, options) == final_answer(asked_for.answer, options)
         prompt = tokenizer.decode(list(asked_for.prompt))
         records.append(
             {"prompt": prompt, "completion": text, "expected": asked_for.answer, "correct": correct}

@@ -142,11 +142,11 @@ def check(done: Iterable[tuple[int, writer.Values]]) -> None:
         runs.check_finite(step, values)
 
 
-def make_meter(policy: Policy, counters: dict[str, int] | None, length: float) -> writer.Meter:
+def make_meter(policy: Policy, counters: dict[str, int] | None) -> writer.Meter:
     """Counts tokens and measures speed against this machine's matrix-product peak."""
     config = policy.model.config
     return writer.Meter(
-        flops_per_token=writer.train_flops_per_token(
+        flops_per_token=lambda length: writer.train_flops_per_token(
             config, length, adapters_only=policy.trainable is not None
         ),
         peak=writer.measure_matmul_peak(config.compute_dtype),

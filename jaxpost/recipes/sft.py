@@ -220,7 +220,7 @@ def train(config: Config) -> int:
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer)
         evaluate = make_evaluation(config, policy, out)
-        meter = setup.make_meter(policy, counters, config.data.max_length)
+        meter = setup.make_meter(policy, counters)
 
         start = int(state.step)
         if start == 0:
