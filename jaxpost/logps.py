@@ -148,7 +148,9 @@ def tile_of(settings: Settings, head: Float[Array, "V D"], tile: int) -> tuple[i
     return size, -(-head.shape[0] // size)
 
 
-def cut_tile(head: Float[Array, "V D"], index: Array, size: int) -> tuple[Array, Array, Array]:
+def cut_tile(
+    head: Float[Array, "V D"], index: Array | int, size: int
+) -> tuple[Array, Array, Array]:
     """Tile `index` of the head, its first entry, and which of its entries are not in the last.
 
     The last tile is moved back to end with the vocabulary, so it may overlap the one before.

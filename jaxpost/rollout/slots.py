@@ -1,0 +1,221 @@
+"""The sampler's state and its steps, as pure functions: empty, prefill, insert, step, advance.
+
+A slot holds one sequence. Prompts are read into a prefix cache of their own and inserted into
+slots, so that several completions share one reading of their prompt and a slot can be taken by
+another sequence as soon as it is done.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpost import sampling
+from jaxpost.models.model import Cache, Model
+from jaxpost.typing import Array, Bool, Float, Int, Params, Tokens
+
+STOP, LENGTH, STRING = 0, 1, 2  # why a completion ended
+REASONS = ("stop", "length", "stop_string")  # their names
+CHUNK = 128  # prompt tokens read at once
+
+
+class Forward(NamedTuple):
+    """What sampling needs of a Model; hashable, so it can be a static argument of `jax.jit`."""
+
+    decode: Callable
+    unembed: Callable
+    init_cache: Callable
+
+
+class Rules(NamedTuple):
+    """How tokens are drawn and which end a completion; numbers that may change without a compile.
+
+    Attributes:
+      temperature: None is greedy.
+      top_p, min_p: as in `sampling.truncate`.
+      stop_ids: [n] tokens that end a completion.
+    """
+
+    temperature: Float[Array, ""] | None
+    top_p: Float[Array, ""] | None
+    min_p: Float[Array, ""] | None
+    stop_ids: Int[Array, " n"]
+
+
+class Slots(NamedTuple):
+    """The sampler's state: B slots, completions of at most N tokens.
+
+    Attributes:
+      cache: keys and values of the tokens read.
+      newest: [B], the last token of each sequence, which is not read yet.
+      positions: [B], its position.
+      keys: [B], the random key of each sequence.
+      limits: [B], the most tokens to sample.
+      lengths: [B], tokens sampled.
+      done: [B]; a done slot changes no more (and the cache of one is of no use).
+      stop_reasons: [B], STOP, LENGTH or STRING, once done.
+      tokens, logps: [B, N], what was sampled; no meaning after `lengths`.
+    """
+
+    cache: Cache
+    newest: Array
+    positions: Array
+    keys: Array
+    limits: Array
+    lengths: Array
+    done: Array
+    stop_reasons: Array
+    tokens: Array
+    logps: Array
+
+
+class Entries(NamedTuple):
+    """Sequences to put into slots; the first `number` of the M that the arrays have room for.
+
+    Attributes:
+      number: scalar.
+      slots: [M], where each goes.
+      sources: [M], which row of the prefix cache holds its prompt.
+      newest, positions, limits: [M], as in Slots: the prompt's last token and its position.
+      sample_ids: [M]; a sequence draws with `fold_in(key, sample id)`.
+    """
+
+    number: Any
+    slots: Any
+    sources: Any
+    newest: Any
+    positions: Any
+    limits: Any
+    sample_ids: Any
+
+
+def forward_of(model: Model) -> Forward:
+    return Forward(model.decode, model.unembed, model.init_cache)
+
+
+def empty(forward: Forward, rows: int, length: int, width: int, key: Array) -> Slots:
+    """`rows` free slots for sequences of `length` tokens, of which `width` are sampled."""
+    zeros = jnp.zeros(rows, jnp.int32)
+    return Slots(
+        cache=forward.init_cache(rows, length),
+        newest=zeros,
+        positions=zeros,
+        keys=jnp.broadcast_to(key, (rows, *key.shape)),
+        limits=zeros,
+        lengths=zeros,
+        done=jnp.ones(rows, bool),
+        stop_reasons=jnp.full(rows, LENGTH),
+        tokens=jnp.zeros((rows, width), jnp.int32),
+        logps=jnp.zeros((rows, width), jnp.float32),
+    )
+
+
+def prefill(forward: Forward, params: Params, tokens: Tokens, lengths: Int[Array, " R"]) -> Cache:
+    """The cache of R prompts, right-padded to [R, P]; P is at most CHUNK or a multiple of it.
+
+    `lengths` counts the tokens to read: a prompt's last is left to `step`, which needs its logits
+    (so nothing is unembedded here). Padding after the longest is not computed.
+    """
+    rows, width = tokens.shape
+    size = min(width, CHUNK)
+
+    def read(index, cache: Cache) -> Cache:
+        chunk = jax.lax.dynamic_slice_in_dim(tokens, index * size, size, axis=1)
+        return forward.decode(params, chunk, cache, jnp.full(rows, index * size))[1]
+
+    cache = forward.init_cache(rows, width)
+    if width == size:
+        return read(0, cache)
+    return jax.lax.fori_loop(0, (jnp.max(lengths) + size - 1) // size, read, cache)
+
+
+def insert(slots: Slots, prefix: Cache, entries: Entries, key: Array) -> Slots:
+    """Puts sequences into slots, with the cache of what was read of their prompts."""
+
+    def copy(index, cache: Cache) -> Cache:
+        source, slot = entries.sources[index], entries.slots[index]
+        return Cache(
+            *(
+                jax.lax.dynamic_update_slice_in_dim(
+                    there, jax.lax.dynamic_slice_in_dim(here, source, 1, axis=1), slot, axis=1
+                )
+                for there, here in zip(cache, prefix, strict=True)
+            )
+        )
+
+    real = jnp.arange(len(entries.slots)) < entries.number
+    places = jnp.where(real, entries.slots, len(slots.done))  # out of bounds: dropped
+
+    def put(field: Array, values) -> Array:
+        return field.at[places].set(values, mode="drop")
+
+    return slots._replace(
+        cache=jax.lax.fori_loop(0, entries.number, copy, slots.cache),
+        newest=put(slots.newest, entries.newest),
+        positions=put(slots.positions, entries.positions),
+        keys=put(slots.keys, jax.vmap(jax.random.fold_in, (None, 0))(key, entries.sample_ids)),
+        limits=put(slots.limits, entries.limits),
+        lengths=put(slots.lengths, 0),
+        done=put(slots.done, entries.limits <= 0),
+        stop_reasons=put(slots.stop_reasons, LENGTH),
+    )
+
+
+def step(forward: Forward, top_k: int | None, params: Params, slots: Slots, rules: Rules) -> Slots:
+    """Reads the newest token of every slot and draws the next where the slot is not done.
+
+    A draw uses `fold_in(the sequence's key, the position of the token drawn)`.
+    """
+    hidden, cache = forward.decode(params, slots.newest[:, None], slots.cache, slots.positions)
+    drawn, logps = sampling.sample_token(
+        jax.vmap(jax.random.fold_in)(slots.keys, slots.positions + 1),
+        forward.unembed(params, hidden[:, 0]),
+        temperature=0.0 if rules.temperature is None else rules.temperature,
+        top_k=top_k,
+        top_p=rules.top_p,
+        min_p=rules.min_p,
+    )
+    running = ~slots.done
+    rows = jnp.arange(len(drawn))
+    columns = jnp.where(running, slots.lengths, slots.tokens.shape[1])  # out of bounds: dropped
+    lengths = slots.lengths + running
+    stopped = running & jnp.isin(drawn, rules.stop_ids)
+    return slots._replace(
+        cache=cache,
+        newest=jnp.where(running, drawn, slots.newest),
+        positions=slots.positions + running,
+        lengths=lengths,
+        done=slots.done | stopped | (lengths >= slots.limits),
+        stop_reasons=jnp.where(stopped, STOP, slots.stop_reasons),
+        tokens=slots.tokens.at[rows, columns].set(drawn, mode="drop"),
+        logps=slots.logps.at[rows, columns].set(logps, mode="drop"),
+    )
+
+
+def advance(
+    forward: Forward,
+    top_k: int | None,
+    params: Params,
+    slots: Slots,
+    rules: Rules,
+    steps: Int[Array, ""],
+) -> Slots:
+    """Takes `steps` steps, or fewer if every slot is done before."""
+
+    def unfinished(carry: tuple[Array, Slots]) -> Array:
+        return (carry[0] < steps) & ~jnp.all(carry[1].done)
+
+    def once(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
+        return carry[0] + 1, step(forward, top_k, params, carry[1], rules)
+
+    return jax.lax.while_loop(unfinished, once, (jnp.int32(0), slots))[1]
+
+
+def cut(slots: Slots, ended: Bool[Array, " B"], lengths: Int[Array, " B"]) -> Slots:
+    """Ends the completions in which a stop string was found, at the given lengths."""
+    return slots._replace(
+        lengths=jnp.where(ended, lengths, slots.lengths),
+        done=slots.done | ended,
+        stop_reasons=jnp.where(ended, STRING, slots.stop_reasons),
+    )
