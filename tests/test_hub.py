@@ -141,6 +141,12 @@ def test_types_of_parameters_and_of_activations_are_chosen_apart(dtype, folder, 
     assert wide_model.config.compute_dtype == "bfloat16"
 
 
+def test_a_type_may_be_given_as_jax_spells_it(folder):
+    model, params = hub.load_model(folder, dtype=jnp.bfloat16, compute_dtype=jnp.float32)
+    assert str(params["embedding"].dtype) == "bfloat16"
+    assert model.config.compute_dtype == "float32"
+
+
 def test_mixed_types_are_kept(folder):
     def halve_norms(arrays):
         for name in arrays:

@@ -7,6 +7,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 
+from jax.typing import DTypeLike
+
 from jaxpost import models
 from jaxpost.hub import (
     adapter_config,
@@ -28,7 +30,7 @@ def convert(
     source_path: source.Path,
     target: source.Path,
     *,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     adapter: source.Path | None = None,
     max_shard_bytes: int = save.MAX_SHARD_BYTES,
 ) -> None:
@@ -80,7 +82,9 @@ def gguf_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(archive.extract(names[0], folder))
 
 
-def from_gguf(path: pathlib.Path, target: source.Path, dtype: str, max_shard_bytes: int) -> None:
+def from_gguf(
+    path: pathlib.Path, target: source.Path, dtype: DTypeLike, max_shard_bytes: int
+) -> None:
     file = gguf_in.File(path)
     stored = load.parameter_dtype(dtype)
     hf = gguf_config.config_of(file)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxpost import models
 from jaxpost.hub import reading, source, tensors
@@ -19,8 +20,8 @@ from jaxpost.typing import Array, Params
 def load_model(
     path_or_hub_id: source.Path,
     *,
-    dtype: str | None = None,
-    compute_dtype: str | None = None,
+    dtype: DTypeLike | None = None,
+    compute_dtype: DTypeLike | None = None,
     remat: Remat = "none",
     lora: LoRA | None = None,
 ) -> tuple[Model, Params]:
@@ -46,8 +47,8 @@ def load_model(
     params = reading.read_params(
         folder, hf, config, None if dtype is None else parameter_dtype(dtype)
     )
-    compute = compute_dtype or str(params["embedding"].dtype)
-    config = dataclasses.replace(config, compute_dtype=compute, remat=remat)
+    compute = parameter_dtype(compute_dtype or params["embedding"].dtype)
+    config = dataclasses.replace(config, compute_dtype=str(compute), remat=remat)
     model = models.make_model(config, ModelCard(hf, source.companions_of(folder)))
     if lora is not None:
         return low_rank.add_lora(model, params, lora, jax.random.key(0))
@@ -58,8 +59,8 @@ def init_model(
     hf_config: Mapping[str, Any],
     key: Array,
     *,
-    dtype: str = "float32",
-    compute_dtype: str | None = None,
+    dtype: DTypeLike = "float32",
+    compute_dtype: DTypeLike | None = None,
     remat: Remat = "none",
     lora: LoRA | None = None,
     files: Mapping[str, bytes] | None = None,
@@ -69,8 +70,9 @@ def init_model(
     `files` are companions to save with it (tokenizer, chat template), by file name.
     """
     target = parameter_dtype(dtype)
+    compute = parameter_dtype(compute_dtype or target)
     config = dataclasses.replace(
-        models.config_from_hf(hf_config), compute_dtype=compute_dtype or str(target), remat=remat
+        models.config_from_hf(hf_config), compute_dtype=str(compute), remat=remat
     )
     model = models.make_model(config, ModelCard(dict(hf_config), dict(files or {})))
     init_key, lora_key = jax.random.split(key)
@@ -92,7 +94,7 @@ def config_of(folder: pathlib.Path) -> Mapping[str, Any]:
     raise FileNotFoundError(f"{folder}: has no config.json: {hint}")
 
 
-def parameter_dtype(name: Any) -> np.dtype[Any]:
+def parameter_dtype(name: DTypeLike) -> np.dtype[Any]:
     """The numpy type of a parameter type's name.
 
     Raises:

@@ -134,7 +134,8 @@ def streamed(path: str, parts: Sequence[Stored], dtype: np.dtype[Any] | None) ->
     A parameter of the layers is stacked from one tensor a layer; kernels are transposed. `dtype`
     None takes the widest type among the parts.
     """
-    target = dtype or np.dtype(functools.reduce(jnp.promote_types, [p.dtype for p in parts]))
+    widest = functools.reduce(jnp.promote_types, [part.dtype for part in parts])
+    target = np.dtype(widest if dtype is None else dtype)
     if path.startswith("layers/"):
         shape = (len(parts), *stored_shape(path, (0, *parts[0].shape)))
         pieces = ((i, one_layer(path, part)) for i, part in enumerate(parts))
@@ -168,6 +169,6 @@ def blocks(tensor: Stored) -> Iterator[tuple[int, np.ndarray]]:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def place(whole: Array, piece: Array, start: int) -> Array:
+def place(whole: Array, piece: Array | np.ndarray, start: Array | int) -> Array:
     """Writes a piece into `whole` along the first axis, in its own memory."""
     return jax.lax.dynamic_update_slice_in_dim(whole, piece, start, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxpost import models
 from jaxpost.hub import config_json, load, reading, source, tensors
@@ -26,7 +27,7 @@ def save_model(
     model: Model,
     params: Params,
     *,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     merge: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -60,7 +61,7 @@ def save_model(
         tensors.write_tensors(folder, parts, max_shard_bytes)
 
 
-def written_config(model: Model, params: Params, dtype: str | None) -> dict[str, Any]:
+def written_config(model: Model, params: Params, dtype: DTypeLike | None) -> dict[str, Any]:
     """The `config.json` to write, proven to describe the model."""
     if "model_type" not in model.card.hf_config:
         raise ValueError(
@@ -79,7 +80,7 @@ def written_config(model: Model, params: Params, dtype: str | None) -> dict[str,
     return hf
 
 
-def writable(model: Model, params: Params, dtype: str | None) -> list[tensors.Writable]:
+def writable(model: Model, params: Params, dtype: DTypeLike | None) -> list[tensors.Writable]:
     """The tensors of a model folder, embedding first, then layer by layer."""
     config, result = model.config, []
     names = models.names_from_hf(model.card.hf_config, config)
@@ -100,7 +101,7 @@ def writable(model: Model, params: Params, dtype: str | None) -> list[tensors.Wr
 
 
 def one_tensor(
-    path: str, name: str, params: Params, layer: int | None, dtype: str | None
+    path: str, name: str, params: Params, layer: int | None, dtype: DTypeLike | None
 ) -> tensors.Writable:
     array = reading.leaf(params, path)
     stored = load.parameter_dtype(dtype or array.dtype)
@@ -113,7 +114,7 @@ def one_tensor(
 
 
 @jax.jit
-def layer_of(stacked: Array, layer: int) -> Array:
+def layer_of(stacked: Array, layer: Array | int) -> Array:
     """One layer of a stacked parameter, so that only it comes from the device."""
     return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
 
