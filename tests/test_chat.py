@@ -32,7 +32,8 @@ GEMMA = """{{ bos_token }}{%- if messages[0].role == 'system' -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"""
 QWEN3 = """{%- if tools -%}{{- '<|im_start|>system\nTools:' -}}
-{%- for tool in tools -%}{{- '\n' + tool | tojson -}}{%- endfor -%}{{- '<|im_end|>\n' -}}{%- endif -%}
+{%- for tool in tools -%}{{- '\n' + tool | tojson -}}{%- endfor -%}
+{{- '<|im_end|>\n' -}}{%- endif -%}
 {%- set ns = namespace(last=-1) -%}
 {%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
 {%- endfor -%}
@@ -294,6 +295,8 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_siz
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=3))
 def test_trained_text_is_the_content_and_its_end(pairs):
+    # The Qwen3 template takes newlines from the beginning of earlier turns.
+    pairs = [(ask, reply.lstrip("\n")) for ask, reply in pairs]
     pairs = [(ask, reply) for ask, reply in pairs if reply.strip() and "<" not in ask + reply]
     turns = [turn for a, b in pairs for turn in (("user", a), ("assistant", b))]
     if not turns:

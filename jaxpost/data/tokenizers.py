@@ -428,8 +428,11 @@ class PieceTokenizer(Templated):
             return
         proto = self._model.encode(text[start:end], return_type="proto")
         for piece in proto.pieces:
+            # Its own offsets count bytes or characters, depending on the library's version.
+            begin = text.index(piece.surface, start, end)
+            start = begin + len(piece.surface)
             ids.append(piece.id)
-            spans.append((start + piece.begin, start + piece.end))
+            spans.append((begin, start))
 
     def decode(self, ids: Sequence[int]) -> str:
         parts: list[str] = []
