@@ -126,7 +126,8 @@ def after_warmup(config: OptimizerConfig, steps: int) -> Schedule:
     if config.schedule == "cosine":
         return optax.cosine_decay_schedule(peak, rest, config.end_fraction)
     if config.schedule == "inverse_sqrt":
-        return lambda step: peak * jnp.sqrt(config.warmup / (config.warmup + step))
+        # The joined schedule also asks for steps before the warm-up's end, and drops the answer.
+        return lambda step: peak * jnp.sqrt(config.warmup / (config.warmup + jnp.maximum(step, 0)))
     falling = min(max(1, round(config.decay_fraction * steps)), rest)
     return optax.linear_schedule(peak, end, falling, rest - falling)
 
