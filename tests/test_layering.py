@@ -13,7 +13,12 @@ ROOT = pathlib.Path(__file__).parent.parent / "jaxpost"
 # A part is a module, or a folder with all that is in it; inside a folder imports are free.
 LEVELS = (
     ("typing", "options"),
-    ("losses", "loss_weights", "metrics", "attention"),  # attention is arrays to arrays, like a loss
+    (
+        "losses",
+        "loss_weights",
+        "metrics",
+        "attention",
+    ),  # attention is arrays to arrays, like a loss
     ("batch", "models", "sampling"),
     ("logps", "rollout", "train_step", "optimizers"),
     ("data", "checkpoint", "hub", "writer", "config", "runs"),
