@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpost.typing import Array, Params, Scalar
+from jaxpost.typing import Array, Bool, Params
 
 Objective = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
 
@@ -80,7 +80,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
         gradients, metrics = accumulate(value_and_grad, state.params, batch, microbatches)
         chosen = select(state.params, trainable)
-        norm = optax.global_norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
+        norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
         updates, opt_state = optimizer.update(gradients, state.opt_state, chosen)
         updated = optax.apply_updates(chosen, updates)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
@@ -151,7 +151,7 @@ def merge(chosen: Any, params: Any, trainable: Any) -> Any:
     )
 
 
-def keep_if(condition: Scalar, new: Any, old: Any) -> Any:
+def keep_if(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
