@@ -125,9 +125,9 @@ def test_what_padding_holds(name):
 
 
 def test_how_long_padding_is(name):
-    assert_same(evaluate(name, rows(ALONE, 24)), reference(name))
-    empty = batches.empty_row(16)
-    more = jax.tree.map(lambda x, row: np.concatenate([x, row[None]]), rows(ALONE, 16), empty)
+    """Longer rows, and a row of nothing else."""
+    empty = batches.empty_row(24)
+    more = jax.tree.map(lambda x, row: np.concatenate([x, row[None]]), rows(ALONE, 24), empty)
     assert_same(evaluate(name, more), reference(name))
 
 
@@ -157,43 +157,37 @@ def test_packed_logits_are_those_of_each_sequence_alone(name):
             start += length
 
 
-def test_microbatches(name):
-    """With packed rows, whose token counts differ most."""
-    _, params = model_of(name)
-    batch = weighted(rows(PACKED * 2, 16))
+def moved(name: str, params, batch, microbatches: int):
+    """Metrics of an update, and how far plain gradient descent moves the parameters in it."""
     optimizer = optax.sgd(1.0)
+    step = train_step.make_train_step(objective_of(name), optimizer, microbatches=microbatches)
+    state, metrics = quick_jit(step)(train_step.init_state(params, optimizer), batch)
+    return metrics, jax.tree.map(lambda before, after: before - after, params, state.params)
 
-    def update(microbatches: int):
-        step = train_step.make_train_step(objective_of(name), optimizer, microbatches=microbatches)
-        state = train_step.init_state(params, optimizer)
-        return quick_jit(step)(state, batch)
 
-    whole = update(1)
-    for microbatches in (2, 4, 8):
-        assert_same(update(microbatches), whole)
+@pytest.mark.parametrize(
+    ("name", "microbatches"), [("llama", 2), ("llama", 4), ("llama", 8), ("windowed", 4)]
+)
+def test_microbatches(name, microbatches):
+    batch = weighted(rows([*PACKED, *PACKED, [0], [3]], 16))  # rows of very different counts
+    (loss, metrics), gradients = evaluate(name, batch)
+    sums, change = moved(name, model_of(name)[1], batch, microbatches)
+    assert_same(change, gradients)
+    assert_same([sums["loss"], sums["correct"]], [loss, metrics["correct"]])
 
 
 def test_devices(name):
+    """Sixteen rows on eight devices, in two microbatches, as on one."""
     if len(jax.devices()) < 8:
         pytest.skip("fewer than 8 devices")
-    _, params = model_of(name)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.NamedSharding(mesh, jax.P("data"))
-    batch = rows(ALONE * 2, 16)
-    sharded = jax.device_put(batch, split)
-    params = jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
-    (loss, metrics), gradients = compiled(name)(params, sharded)
-    assert len(loss.sharding.device_set) == 8
-    assert_same(((loss, metrics["correct"] / 2), gradients), as_tuple(reference(name)))
-    step = train_step.make_train_step(objective_of(name), optax.sgd(1.0), microbatches=2)
-    state, _ = quick_jit(step)(train_step.init_state(params, optax.sgd(1.0)), sharded)
-    moved = jax.tree.map(lambda before, after: before - after, params, state.params)
-    assert_same(moved, reference(name)[1])
-
-
-def as_tuple(result):
-    (loss, metrics), gradients = result
-    return (loss, metrics["correct"]), gradients
+    batch = jax.device_put(rows(ALONE * 2, 16), jax.NamedSharding(mesh, jax.P("data")))
+    params = jax.device_put(model_of(name)[1], jax.NamedSharding(mesh, jax.P()))
+    sums, change = moved(name, params, batch, 2)
+    assert len(sums["loss"].sharding.device_set) == 8
+    (loss, metrics), gradients = reference(name)
+    assert_same(change, gradients)
+    assert_same([sums["loss"], sums["correct"]], [loss, 2 * metrics["correct"]])
 
 
 def test_jit():
