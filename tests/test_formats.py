@@ -152,8 +152,11 @@ def test_weights_of_messages():
     assert found.messages == [USER, ASSISTANT] * 3
     chat = [USER, ASSISTANT, USER, ASSISTANT]
     assert read({"messages": chat, "weights": [0, 1, 0, 0.5]}).weights == [0, 1, 0, 0.5]
-    assert read({"messages": chat, "turn_mask": [0, 1]}).weights == [0, 0, 0, 1]
-    assert read({"messages": chat, "turn_mask": [0, 1], "weights": [1, 2]}).weights == [0, 0, 0, 2]
+    assert read({"messages": chat, "turn_mask": [True, False]}).weights == [0, 0, 0, 1]
+    both = read({"messages": chat, "turn_mask": [True, False], "weights": [1, 2]})
+    assert both.weights == [0, 0, 0, 2]
+    wrong = {"messages": chat, "turn_mask": [True, False, True, False]}
+    assert "column turn_mask: expected 2, one an assistant's message" in problem(wrong)
     with_system = {"messages": chat, "weights": [0, 1, 0, 1], "system": "Be brief."}
     assert read(with_system).weights == [0, 0, 1, 0, 1]
     assert "expected 4 numbers, one a message, or 2" in problem({"messages": chat, "weights": [1]})

@@ -155,31 +155,38 @@ def tools_of(cells: Cells) -> list | None:
 def turn_weights(cells: Cells, messages: list, own: list[float] | None) -> list[float] | None:
     """One weight a message: the product of its own, `weights` and `turn_mask`; None if none is.
 
-    The columns hold one number a message, or one an assistant's message.
+    `weights` holds one number a message, or one an assistant's message. `turn_mask` holds one truth
+    value an assistant's message, and true leaves that turn untrained (as SWE-Lego's data does).
     """
     weights = own
     for part in ("weights", "turn_mask"):
-        column = turn_column(cells, part, messages)
+        column = turn_column(cells, part, messages, assistants_only=part == "turn_mask")
         if column is not None:
             old = weights or [1.0] * len(column)
             weights = [weight * number for weight, number in zip(old, column, strict=True)]
     return weights
 
 
-def turn_column(cells: Cells, part: str, messages: list) -> list[float] | None:
-    """One number a message, 0 for those that a column of assistants' numbers leaves out."""
+def turn_column(
+    cells: Cells, part: str, messages: list, *, assistants_only: bool
+) -> list[float] | None:
+    """One weight a message, 0 for those that a column of assistants' numbers leaves out."""
     column = cells.json(part)
     if column is None:
         return None
     speakers = [message["role"] == "assistant" for message in messages]
-    if not isinstance(column, list | tuple) or len(column) not in (len(messages), sum(speakers)):
+    every = "" if assistants_only else f"{len(messages)} numbers, one a message, or "
+    lengths = {sum(speakers)} if assistants_only else {len(messages), sum(speakers)}
+    if not isinstance(column, list | tuple) or len(column) not in lengths:
         raise cells.error(
             part,
-            f"expected {len(messages)} numbers, one a message, or {sum(speakers)}, one an "
-            f"assistant's message; got {chats.described(column)}",
+            f"expected {every}{sum(speakers)}, one an assistant's message; "
+            f"got {chats.described(column)}",
         )
     numbers = [cells.weight(part, number) for number in column]
-    if len(numbers) == len(messages):
+    if assistants_only:
+        numbers = [0.0 if number else 1.0 for number in numbers]
+    elif len(numbers) == len(messages):
         return numbers
     following = iter(numbers)
     return [next(following) if speaks else 0.0 for speaks in speakers]

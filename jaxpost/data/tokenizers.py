@@ -5,6 +5,7 @@ templates do) become their ids. Where BOS and EOS go is decided in `chat`.
 """
 
 import difflib
+import datetime
 import functools
 import hashlib
 import json
@@ -28,6 +29,8 @@ FILES = (
     "generation_config.json",
 )
 Spans = list[tuple[int, int]]
+# What templates that state the date are told, so that the same row gives the same tokens any day.
+TODAY = datetime.date(2025, 1, 1)
 
 
 @runtime_checkable
@@ -303,7 +306,7 @@ class Templated:
                 [messages],
                 tools=list(tools) if tools else None,
                 chat_template=self.chat_template,
-                **{**tokens, **settings},
+                **{"strftime_now": TODAY.strftime, **tokens, **settings},
             )
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
@@ -324,13 +327,17 @@ class HubTokenizer(Templated):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special_ids = frozenset(self._tokenizer.get_added_tokens_decoder())
+        self._vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self._first = self._tokenizer.encode("a").ids[:1]
+        # It adds special tokens, which is not wanted here, and may cut spaces off a token's span.
+        self._tokenizer.post_processor = tokenizers.processors.Sequence([])
 
     def id_of(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
 
     @property
     def vocab_size(self) -> int:
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        return self._vocab_size
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -346,7 +353,7 @@ class HubTokenizer(Templated):
             return False
         if self.settings.get("add_bos_token") is not None:
             return bool(self.settings["add_bos_token"])
-        return self._tokenizer.encode("a").ids[:1] == [self.bos_id]
+        return self._first == [self.bos_id]
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
