@@ -4,8 +4,8 @@ Nothing here adds a special token to what it encodes; special tokens written in 
 templates do) become their ids. Where BOS and EOS go is decided in `chat`.
 """
 
-import difflib
 import datetime
+import difflib
 import functools
 import hashlib
 import json
