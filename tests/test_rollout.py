@@ -60,27 +60,27 @@ class Pieces:
         return b"".join([*self.pieces, b"</s>"][i] for i in ids).decode(errors="replace")
 
 
-def chain(follows):
-    """A model whose greedy completion goes from token t to token follows[t]."""
-    size = len(follows)
-    config = records.TransformerConfig(
-        vocab_size=size, width=size, layers=1, heads=1, kv_heads=1, head_dim=2, mlp_width=2,
+TALKER = transformer.make_model(
+    records.TransformerConfig(
+        vocab_size=24, width=24, layers=1, heads=1, kv_heads=1, head_dim=2, mlp_width=2,
         query_scale=1.0, max_positions=64,
-    )  # fmt: skip
-    model = transformer.make_model(config)
-    params = model.init(jax.random.key(0))
+    )
+)  # fmt: skip
+
+
+def in_order(*pieces):
+    """A model that says these pieces one after another and then EOS, and its tokenizer.
+
+    Its layers add nothing, so each token decides the next.
+    """
+    params = TALKER.init(jax.random.key(0))
     layers = dict(params["layers"])
     for name in ("o_proj", "down_proj"):
         layers[name] = {"kernel": jnp.zeros_like(layers[name]["kernel"])}
-    head = jnp.zeros((size, size)).at[jnp.array(follows), jnp.arange(size)].set(9.0)
-    return model, {**params, "layers": layers, "embedding": jnp.eye(size), "lm_head": head}
-
-
-@functools.cache
-def in_order(*pieces):
-    """A model that says these pieces one after another and then EOS, and its tokenizer."""
-    size = len(pieces) + 1
-    return (*chain([min(t + 1, size - 1) for t in range(size)]), Pieces(pieces))
+    size, tokens = TALKER.config.vocab_size, jnp.arange(len(pieces))
+    head = jnp.zeros((size, size)).at[tokens + 1, tokens].set(9.0)
+    params = {**params, "layers": layers, "embedding": jnp.eye(size), "lm_head": head}
+    return TALKER, params, Pieces(pieces)
 
 
 def token_batch(prompts, result, width=96):
@@ -94,12 +94,18 @@ def token_batch(prompts, result, width=96):
     return jax.tree.map(jnp.asarray, batches.stack(rows))
 
 
+def trainers_logps(batch, **distribution):
+    return jax.jit(functools.partial(logps.token_logps, MODEL, **distribution))(PARAMS, batch)
+
+
 def test_greedy_is_the_argmax_of_the_full_forward_pass():
     result = rollout.sample(
         MODEL, PARAMS, PROMPTS, KEY, max_new_tokens=20, temperature=0.0, capacity=SHAPES
     )
     batch = token_batch(PROMPTS, result)
-    full = transformer.logits(MODEL, PARAMS, batch.inputs, batch.segment_ids)
+    full = jax.jit(functools.partial(transformer.logits, MODEL))(
+        PARAMS, batch.inputs, batch.segment_ids
+    )
     wanted = jnp.argmax(full, axis=-1)[batch.completion_mask]
     np.testing.assert_array_equal(batch.targets[batch.completion_mask], wanted)
     np.testing.assert_array_equal(result.logps, 0.0)
@@ -118,7 +124,7 @@ def test_logps_equal_the_trainers(distribution):
         **distribution,
     )
     batch = token_batch(PROMPTS, result)
-    trainers = logps.token_logps(MODEL, PARAMS, batch, **distribution)
+    trainers = trainers_logps(batch, **distribution)
     np.testing.assert_allclose(
         result.logps[result.mask], trainers[batch.completion_mask], atol=1e-4
     )
@@ -168,7 +174,7 @@ def test_prompts_longer_than_a_chunk():
     prompt = RNG.integers(0, V, size=300).tolist()
     result = rollout.sample(MODEL, PARAMS, [[4], prompt], KEY, max_new_tokens=10)
     batch = token_batch([[4], prompt], result, width=320)
-    trainers = logps.token_logps(MODEL, PARAMS, batch)
+    trainers = trainers_logps(batch)
     np.testing.assert_allclose(
         result.logps[result.mask], trainers[batch.completion_mask], atol=1e-4
     )
@@ -186,19 +192,21 @@ def test_more_prompts_than_are_read_at_once():
 
 def test_the_stop_id_is_kept_and_nothing_after_it():
     model, params, _ = in_order(*"abcdef")
-    result = rollout.sample(
-        model, params, [[0], [2], [4]], KEY, max_new_tokens=4, temperature=0.0, stop_ids=[3, 6]
-    )
+
+    def ask(prompts, max_new_tokens):
+        result = rollout.sample(
+            model, params, prompts, KEY, max_new_tokens=max_new_tokens, temperature=0.0,
+            stop_ids=[3, 6], capacity=rollout.Capacity(4, 4, 4, 8),
+        )  # fmt: skip
+        return result, [rollout.REASONS[reason] for reason in result.stop_reasons]
+
+    result, reasons = ask([[0], [2], [4]], 4)
     np.testing.assert_array_equal(result.tokens, [[1, 2, 3, 0], [3, 0, 0, 0], [5, 6, 0, 0]])
     np.testing.assert_array_equal(result.lengths, [3, 1, 2])
     np.testing.assert_array_equal(result.mask.sum(axis=1), [3, 1, 2])
-    assert [rollout.REASONS[reason] for reason in result.stop_reasons] == ["stop"] * 3
-    cut = rollout.sample(model, params, [[0]], KEY, max_new_tokens=2, temperature=0.0, stop_ids=[3])
-    assert (cut.lengths[0], rollout.REASONS[cut.stop_reasons[0]]) == (2, "length")
-    last = rollout.sample(
-        model, params, [[0]], KEY, max_new_tokens=3, temperature=0.0, stop_ids=[3]
-    )
-    assert (last.lengths[0], rollout.REASONS[last.stop_reasons[0]]) == (3, "stop")
+    assert reasons == ["stop"] * 3
+    result, reasons = ask([[0], [1]], 2)
+    assert (result.lengths.tolist(), reasons) == ([2, 2], ["length", "stop"])
 
 
 SPOKEN = ["a", "bc", "d", "e", "fg", "h", "i", "jk", "l", "mn", "op", "qrs", "t", "u", "v", "w"]
@@ -248,7 +256,7 @@ def test_streamed_pieces_never_show_half_a_character():
         "a", "b", snow[:1], snow[1:2], snow[2:], "c", "d", "e", "f", snow[:2], snow[2:], snow[:1]
     )
     pieces = list(
-        rollout.stream(model, params, tokenizer, [0], KEY, max_new_tokens=40, temperature=0.0)
+        rollout.stream(model, params, tokenizer, [0], KEY, max_new_tokens=30, temperature=0.0)
     )
     assert "".join(pieces) == "b☃cdef☃\ufffd"
     assert [("\ufffd" in piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -278,10 +286,7 @@ def test_text_of_many_prompts_comes_in_their_order():
 def test_text_prompts_begin_with_bos():
     model, params, tokenizer = in_order(*"abcdef")
     assert text.prompt_ids(tokenizer, "cd") == [0, 2, 3]
-    assert rollout.generate_text(model, params, tokenizer, ["cd", "a"], max_new_tokens=3) == [
-        "ef",
-        "bcd",
-    ]
+    assert rollout.generate_text(model, params, tokenizer, ["d"], max_new_tokens=30) == ["ef"]
 
 
 def test_nothing_to_sample():
@@ -291,8 +296,9 @@ def test_nothing_to_sample():
     assert result.tokens.shape == result.logps.shape == result.mask.shape == (2, 0)
     assert result.lengths.tolist() == [0, 0]
     assert [rollout.REASONS[reason] for reason in result.stop_reasons] == ["length"] * 2
-    tokenizer = Pieces("abc")
-    assert list(rollout.stream(MODEL, PARAMS, tokenizer, [1], KEY, max_new_tokens=0)) == []
+    model, params, tokenizer = in_order(*"abc")
+    settings = {"max_new_tokens": 0, "temperature": 0.0}
+    assert list(rollout.stream(model, params, tokenizer, [1], KEY, **settings)) == []
 
 
 @pytest.mark.parametrize(
