@@ -1,8 +1,8 @@
 """The whole way in minutes on two CPU cores: pretrain a small model, then teach it to answer.
 
-The text to pretrain on states sums ("12+7=19."); the questions to fine-tune on ask for a tenth of
-them in words, as a chat. What is measured is held out: questions about the other sums, whose
-answers the model has only ever read as text. So pretraining must supply the facts and fine-tuning
+The text to pretrain on states sums ("11 plus 7 is 18."); the questions to fine-tune on ask for some
+of them, as a chat. What is measured is held out: questions about the other sums, whose answers the
+model has only ever read as text. So pretraining must supply the facts and fine-tuning
 the form; the table at the end shows both stages.
 
     jaxpost quickstart
@@ -21,8 +21,8 @@ from jaxpost import checkpoint, optimizers, writer
 from jaxpost.data import chat, sources
 from jaxpost.recipes import evaluation, pretrain, setup, sft
 
-LARGEST = 30  # sums of two numbers below this
-HELD_OUT = 200
+LARGEST = 12  # sums of two numbers below this
+HELD_OUT = 60  # of the 144 sums, asked only in the evaluation
 ARCHITECTURE = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     console.Console().print(results({name: Path(c.run) for name, (_, c) in stages.items()}))
     console.Console().print(
         f"\nThe model is in {folder}/sft/model, a Hugging Face folder. Talk to it:\n"
-        f'  jaxpost sample {folder}/sft/model --prompt "What is 12 plus 7?" --temperature 0',
+        f'  jaxpost sample {folder}/sft/model --prompt "What is 11 plus 7?" --temperature 0',
         highlight=False,
     )
     return 0
@@ -70,10 +70,10 @@ def write_data(folder: Path) -> None:
     random_ = random.Random(0)
     pairs = [(a, b) for a in range(LARGEST) for b in range(LARGEST)]
     random_.shuffle(pairs)
-    asked, held_out = pairs[HELD_OUT : 2 * HELD_OUT], pairs[:HELD_OUT]
+    asked, held_out = pairs[HELD_OUT:], pairs[:HELD_OUT]
     statements = [filled(form, *pair) for pair in pairs for form in STATEMENTS]
     texts = []
-    for _ in range(40):
+    for _ in range(100):
         random_.shuffle(statements)
         texts += [" ".join(statements[i : i + 12]) for i in range(0, len(statements), 12)]
     write_rows(folder / "text.jsonl", ({"text": text} for text in texts))
@@ -104,7 +104,7 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
     """Both stages; the second starts from the model that the first one wrote."""
     data = folder / "data"
     quiet = writer.WriterConfig(every=10)
-    steps = [max(2, round(count * scale)) for count in (400, 100)]
+    steps = [max(2, round(count * scale)) for count in (500, 120)]
     first = pretrain.Config(
         run=str(folder / "pretrain"),
         model=setup.ModelConfig(fresh=ARCHITECTURE, tokenizer="bytes"),
