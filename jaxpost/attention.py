@@ -1,6 +1,5 @@
 """One door to attention: causal, grouped-query, segment-aware, with sliding window and soft-cap."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -89,9 +88,11 @@ def softmax_over(
     return out, (highest + jnp.log(total))[..., 0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _causal(scoring: Scoring, q, k, v, segment_ids, reach):
+def _causal_plain(scoring: Scoring, q, k, v, segment_ids, reach):
     return _causal_forward(scoring, q, k, v, segment_ids, reach)[0]
+
+
+_causal = jax.custom_vjp(_causal_plain, nondiff_argnums=(0,))
 
 
 def _causal_forward(scoring, q, k, v, segment_ids, reach):

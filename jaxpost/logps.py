@@ -237,8 +237,7 @@ def by_platform(function: Any, *arguments: Any) -> Any:
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _score(
+def _score_plain(
     settings: Settings,
     size: int,
     hidden: Float[Array, "B N D"],
@@ -258,6 +257,9 @@ def _score(
     return by_platform(score, hidden, head.astype(hidden.dtype), targets, chunks)
 
 
+_score = jax.custom_vjp(_score_plain, nondiff_argnums=(0, 1))
+
+
 def _score_forward(settings, size, hidden, head, targets, chunks):
     scores = _score(settings, size, hidden, head, targets, chunks)
     return scores, (hidden, head, targets, chunks, scores.log_normalizers)
@@ -267,12 +269,12 @@ def _score_backward(settings, size, saved, gradients):
     def back(tile, hidden, head, targets, chunks, normalizers, of_logps, of_normalizers):
         def add_chunk(index, carry):
             hidden_gradient, head_gradient = carry
-            here, wanted, known, *given = (
+            here, wanted, known, of_logp, of_normalizer = (
                 cut(x, index, size)
                 for x in (hidden, targets, normalizers, of_logps, of_normalizers)
             )
             part, head_gradient = backward_chunk(
-                settings, tile, here, head, wanted, known, tuple(given), head_gradient
+                settings, tile, here, head, wanted, known, (of_logp, of_normalizer), head_gradient
             )
             return paste(hidden_gradient, part, index, size), head_gradient
 

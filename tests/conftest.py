@@ -5,6 +5,7 @@ Everything here must happen before anything imports jax or jaxpost, so it stands
 """
 
 import os
+import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -12,10 +13,15 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 import jaxtyping
 import pytest
 
-# From here on, every call of a function of jaxpost checks the shapes and types it declares. A whole
-# number counts as a float, as in Python's own typing.
+# From here on, every call of a function of these modules checks the shapes and types it declares. A
+# whole number counts as a float, as in Python's own typing. Left out are the modules at the edge,
+# which check what users give them in words of their own.
+EDGE = {"__init__", "__main__", "checkpoint", "commands", "config", "recipes", "runs", "writer"}
+PACKAGE = pathlib.Path(__file__).parent.parent / "jaxpost"
+PARTS = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
 jaxtyping.install_import_hook(
-    "jaxpost", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+    [f"jaxpost.{part}" for part in sorted(PARTS - EDGE)],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
 

@@ -1,6 +1,7 @@
 """Weights against worked examples: what is averaged over what, and what is left out."""
 
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -131,3 +132,9 @@ def test_nothing_to_learn_at_all_is_zero_and_not_nan():
         loss_weights.fixed_length(mask, 3, 2),
     ):
         np.testing.assert_array_equal(weights, np.zeros((2, 3)))
+
+
+def test_declared_shapes_are_checked_here():
+    """That the tests' own import hook works: a segment id is missing for each row."""
+    with pytest.raises(jaxtyping.TypeCheckError, match="segment_ids"):
+        loss_weights.sequence_mean(MASK, jnp.ones(4, int))
