@@ -27,6 +27,7 @@ from jaxpost import (
     logps,
     loss_weights,
     losses,
+    metrics,
     optimizers,
     runs,
     train_step,
@@ -128,7 +129,8 @@ def make_update(
     key = jax.random.key(config.seed)
 
     def update(state: train_step.TrainState, batch: batches.TokenBatch):
-        return step(state, make_batch(batch, jax.random.fold_in(key, state.step)))
+        state, sums = step(state, make_batch(batch, jax.random.fold_in(key, state.step)))
+        return state, summary(sums)
 
     return jax.jit(update, donate_argnums=0)
 
@@ -193,7 +195,7 @@ def summary(sums: dict[str, Array]) -> dict[str, Array]:
     return {
         "loss": sums["loss"],
         "grad_norm": sums["grad_norm"],
-        "mean_token_accuracy": correct / jnp.maximum(targets, 1),
+        "mean_token_accuracy": metrics.ratio(correct, targets),
     }
 
 
@@ -228,14 +230,14 @@ def train(config: Config) -> int:
                 out.write(0, evaluate(0, state.params))
         for step in range(start + 1, config.steps + 1):
             batch, report = next(data)
-            state, sums = update(state, batch)
-            setup.check(out.write(step, {**summary(sums), **report.metrics()}))
+            state, measured = update(state, batch)
+            setup.check(out.write(step, {**measured, **report.metrics()}))
             stopping, scores = run.should_stop(step), {}
             evaluating = config.eval.due(step, config.steps) and not stopping
             saving = saver.due(step) or stopping or step == config.steps
             speed = meter.update(report.tokens, report.examples)
             out.write(step, {**speed, "learning_rate": schedule(step - 1)})
-            with meter.pause(sums if evaluating or saving else None):
+            with meter.pause(measured if evaluating or saving else None):
                 if evaluating:
                     scores = evaluate(step, setup.averaged(state, policy.trainable))
                     out.write(step, scores)
