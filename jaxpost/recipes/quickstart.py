@@ -1,8 +1,8 @@
 """The whole way in minutes on two CPU cores: pretrain a small model, then teach it to answer.
 
-The text to pretrain on states sums ("11 plus 7 is 18."); the questions to fine-tune on ask for some
-of them, as a chat. What is measured is held out: questions about the other sums, whose answers the
-model has only ever read as text. So pretraining must supply the facts and fine-tuning
+The text to pretrain on states sums ("11+7=18. What is 3+9? 12."); the questions to fine-tune on ask
+for some of them, as a chat. What is measured is held out: questions about the other sums, whose
+answers the model has only ever read as text. So pretraining must supply the facts and fine-tuning
 the form; the table at the end shows both stages.
 
     jaxpost quickstart
@@ -37,8 +37,8 @@ ARCHITECTURE = {
     "rms_norm_eps": 1e-5,
     "initializer_range": 0.05,
 }
-STATEMENTS = ("{a}+{b}={c}.", "{a} plus {b} is {c}.", "The sum of {a} and {b} is {c}.")
-QUESTIONS = ("What is {a}+{b}?", "What is {a} plus {b}?", "Add {a} and {b}.")
+STATEMENTS = ("{a}+{b}={c}.", "What is {a}+{b}? {c}.", "What is {a} plus {b}? {c}.")
+QUESTIONS = ("What is {a}+{b}?", "What is {a} plus {b}?")
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -104,7 +104,7 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
     """Both stages; the second starts from the model that the first one wrote."""
     data = folder / "data"
     quiet = writer.WriterConfig(every=10)
-    steps = [max(2, round(count * scale)) for count in (500, 120)]
+    steps = [max(2, round(count * scale)) for count in (350, 80)]
     first = pretrain.Config(
         run=str(folder / "pretrain"),
         model=setup.ModelConfig(fresh=ARCHITECTURE, tokenizer="bytes"),
@@ -133,7 +133,7 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
         ),
         chat=chat.ChatOptions(),
         optimizer=optimizers.OptimizerConfig(
-            learning_rate=1e-3, schedule="cosine", warmup=steps[1] // 10
+            learning_rate=5e-4, schedule="cosine", warmup=steps[1] // 10
         ),
         batch_size=8,
         steps=steps[1],
