@@ -201,8 +201,8 @@ print((status("VmHWM") - before) / size)
 @pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_peak_host_memory_of_loading_stays_under_1_3_times_the_weights(dtype, folder, tmp_path):
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 160_000}
-    layers = {"num_hidden_layers": 8, "tie_word_embeddings": True}
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 49_152}
+    layers = {"num_hidden_layers": 24, "tie_word_embeddings": True}
     big = llama(**sizes, **layers)
     hub.save_model(tmp_path / "big", *big, dtype=dtype)
     command = [sys.executable, "-c", MEMORY, str(folder), str(tmp_path / "big"), dtype]
