@@ -84,10 +84,12 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, chosen)
         updated = optax.apply_updates(chosen, updates)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-        updated, opt_state = keep_if(finite, (updated, opt_state), (chosen, state.opt_state))
         average = state.ema
         if ema_decay is not None:
             average = moving_average(average, updated, ema_decay)
+        updated, opt_state, average = keep_if(
+            finite, (updated, opt_state, average), (chosen, state.opt_state, state.ema)
+        )
         params = merge(updated, state.params, trainable)
         return TrainState(state.step + 1, params, opt_state, average), {
             **metrics,

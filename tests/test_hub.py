@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxpost import hub, models
-from jaxpost.hub import source, tensors
+from jaxpost import companions, hub, models
+from jaxpost.hub import tensors
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 FAMILIES = sorted(path.stem for path in (GOLDEN / "families").glob("*.json"))
@@ -380,4 +380,4 @@ def test_importing_the_hub_loads_no_file_format_library():
 
 def test_companion_names_are_those_of_a_folder_read_by_transformers(folder):
     shutil.copy(folder / "tokenizer.json", folder / "tokenizer.model")
-    assert set(source.companions_of(folder)) == {*FILES, "tokenizer.model"}
+    assert set(companions.read(folder)) == {*FILES, "tokenizer.model"}

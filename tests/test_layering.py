@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent / "jaxpost"
 # A part is a module, or a folder with all that is in it; inside a folder imports are free.
 LEVELS = (
-    ("typing", "options"),
+    ("typing", "companions", "options"),
     (
         "losses",
         "loss_weights",

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(opened, options.data, options.overrides)
     rows = sources.eval_stream(
         settings.data,
-        lambda row: chat.tokenize(row, opened.tokenizer, settings.chat),
+        chat.Tokenize(opened.tokenizer, settings.chat),
         length=settings.data.max_length,
         batch_size=options.batch_size,
         rows=options.rows,

@@ -51,7 +51,7 @@ def completion_row(cells: Cells) -> CompletionRow | ChatRow | Dropped:
     parts = {**extras(cells), **cells.common()}
     if own is not None:
         weights = [weight] * len(prompt) + own
-        return ChatRow([*asked(prompt), *completion], weights=weights, **parts)
+        return ChatRow([*asked(prompt), *answered(completion)], weights=weights, **parts)
     return CompletionRow(prompt, completion, prompt_weight=weight, **parts)
 
 

@@ -4,6 +4,7 @@ Nothing here adds a special token to what it encodes; special tokens written in 
 templates do) become their ids. Where BOS and EOS go is decided in `chat`.
 """
 
+import abc
 import datetime
 import difflib
 import functools
@@ -16,18 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
+from jaxpost import companions
+
 Spans = list[tuple[int, int]]
 # What templates that state the date are told, so that the same row gives the same tokens any day.
 TODAY = datetime.date(2025, 1, 1)
@@ -117,9 +108,7 @@ def load_tokenizer(path_or_hub_id: str | os.PathLike[str]) -> "HubTokenizer | Pi
             path = path.parent
         if not path.is_dir():
             path = downloaded(str(path_or_hub_id))
-        return load_tokenizer_from_files(
-            {name: (path / name).read_bytes() for name in FILES if (path / name).is_file()}
-        )
+        return load_tokenizer_from_files(companions.read(path))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: {error}") from error
     except ValueError as error:
@@ -138,7 +127,8 @@ def downloaded(hub_id: str) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(FILES)))
+        names = list(companions.NAMES)
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=names))
     except Exception as error:
         raise FileNotFoundError(
             f"no such folder, and the hub could not be read ({error}); download it with "
@@ -194,26 +184,31 @@ def json_of(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return found
 
 
-class Templated:
+def fingerprint_of(files: Mapping[str, bytes]) -> str:
+    """A digest of all the files."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(name.encode() + b"\0" + files[name] + b"\0")
+    return digest.hexdigest()[:16]
+
+
+class Templated(abc.ABC):
     """What both kinds of tokenizer share: settings, special tokens, and the chat template."""
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files = dict(files)
         self.settings = json_of(files, "tokenizer_config.json")
         self.special = {**json_of(files, "special_tokens_map.json"), **self.settings}
+        self.chat_template = self._find_template()
+        self.fingerprint = fingerprint_of(files)
+        ends = json_of(files, "generation_config.json").get("eos_token_id")
+        self._ends = ends if isinstance(ends, list) else [ends]
 
+    @abc.abstractmethod
     def id_of(self, token: str) -> int | None:
-        raise NotImplementedError
+        """The id of a special token, or None."""
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name in sorted(self.files):
-            digest.update(name.encode() + b"\0" + self.files[name] + b"\0")
-        return digest.hexdigest()[:16]
-
-    @functools.cached_property
-    def chat_template(self) -> str | None:
+    def _find_template(self) -> str | None:
         if "chat_template.jinja" in self.files:
             return self.files["chat_template.jinja"].decode()
         template = self.settings.get("chat_template")
@@ -223,11 +218,9 @@ class Templated:
             template = named.get("default", next(iter(named.values()), None))
         return template
 
-    @functools.cached_property
+    @property
     def eos_ids(self) -> frozenset[int]:
-        given = json_of(self.files, "generation_config.json").get("eos_token_id")
-        given = given if isinstance(given, list) else [given]
-        return frozenset(i for i in (*given, self.eos_id, self.turn_end_id) if i is not None)
+        return frozenset(i for i in (*self._ends, self.eos_id, self.turn_end_id) if i is not None)
 
     @property
     def eos_id(self) -> int | None:
@@ -254,11 +247,13 @@ class Templated:
         return first if first is not None and first in self.special_ids else None
 
     @property
+    @abc.abstractmethod
     def special_ids(self) -> frozenset[int]:
-        raise NotImplementedError
+        """Ids that no plain text spells."""
 
+    @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        raise NotImplementedError
+        """The ids of a text, without any that it does not spell."""
 
     def render(
         self,
@@ -343,11 +338,11 @@ class HubTokenizer(Templated):
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 
-    @functools.cached_property
+    @property
     def bos_id(self) -> int | None:
         return self.id_of(spelt(self.special.get("bos_token")) or "")
 
-    @functools.cached_property
+    @property
     def adds_bos(self) -> bool:
         if self.bos_id is None:
             return False

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxpost import models
+from jaxpost import companions, models
 from jaxpost.hub import reading, source, tensors
 from jaxpost.models import lora as low_rank
 from jaxpost.models.model import LoRA, Model, ModelCard, Remat
@@ -49,7 +49,7 @@ def load_model(
     )
     compute = parameter_dtype(compute_dtype or params["embedding"].dtype)
     config = dataclasses.replace(config, compute_dtype=str(compute), remat=remat)
-    model = models.make_model(config, ModelCard(hf, source.companions_of(folder)))
+    model = models.make_model(config, ModelCard(hf, companions.read(folder)))
     if lora is not None:
         return low_rank.add_lora(model, params, lora, jax.random.key(0))
     return model, params

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxpost import models
+from jaxpost import companions, models
 from jaxpost.hub import config_json, load, reading, source, tensors
 from jaxpost.models import lora as low_rank
 from jaxpost.models.model import Model
@@ -168,7 +168,7 @@ def refuse_foreign(target: pathlib.Path) -> None:
         raise FileExistsError(f"{target}: is a file; give a folder to write")
     if not target.exists():
         return
-    known = {"config.json", tensors.INDEX, *source.COMPANIONS, *ADAPTER_FILES}
+    known = {"config.json", tensors.INDEX, *companions.NAMES, *ADAPTER_FILES}
     for entry in sorted(target.iterdir()):
         ours = entry.name in known or entry.match("model*.safetensors")
         if not ours or entry.is_dir():

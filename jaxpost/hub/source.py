@@ -8,21 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpost import companions
+
 Path = str | os.PathLike[str]
 
-# Small files that travel with the weights, so that the folder written can be used elsewhere.
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 DOWNLOADED = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -62,7 +51,9 @@ def fetched(hub_id: str) -> pathlib.Path:
     logger.warning("no local folder %s: asking the Hugging Face hub for it", hub_id)
     try:
         return pathlib.Path(
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=[*DOWNLOADED, *COMPANIONS])
+            huggingface_hub.snapshot_download(
+                hub_id, allow_patterns=[*DOWNLOADED, *companions.NAMES]
+            )
         )
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise FileNotFoundError(
@@ -97,8 +88,3 @@ def read_json(path: pathlib.Path) -> Mapping[str, Any]:
 def json_bytes(content: Mapping[str, Any]) -> bytes:
     """JSON as it is written here: sorted keys, so that equal content gives equal bytes."""
     return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
-def companions_of(folder: pathlib.Path) -> dict[str, bytes]:
-    """The companion files present in a folder."""
-    return {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}

@@ -1,16 +1,14 @@
 """Next-token pretraining: plain text, packed, every token a target.
 
-The recipe is that of `sft` with the defaults of pretraining: packing on, long texts cut into rows
-without losing a target, no mask. It starts from random weights (`model.fresh`) or goes on from a
-model (`model.path`).
+The recipe is `sft`, whose defaults are those of pretraining too: rows are packed, long texts are
+cut into rows without losing a target, and plain text has no mask. It starts from random weights
+(`model.fresh`) or goes on from a model (`model.path`).
 
-    jaxpost train configs/pretrain_tiny_arithmetic.yaml
+    jaxpost train my_pretraining.yaml
 """
 
 import dataclasses
 
-from jaxpost.data import sources
-from jaxpost.options import option
 from jaxpost.recipes import sft
 from jaxpost.recipes.sft import make_data, train
 
@@ -20,5 +18,3 @@ __all__ = ["Config", "make_data", "train"]
 @dataclasses.dataclass(frozen=True)
 class Config(sft.Config):
     """Next-token training on plain text."""
-
-    data: sources.DataConfig = option(help="what to train on")

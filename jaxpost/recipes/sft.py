@@ -9,7 +9,7 @@ size alpha / sqrt(L · D) to the embeddings of a sequence of L tokens (NEFTune, 
 Departures: 1. the mean is over the whole update, never of microbatch means; 2. NEFTune's L is the
 length of the sequence itself, not of the padded row.
 
-    jaxpost train configs/sft_smollm2_arithmetic.yaml
+    jaxpost train configs/sft_smollm2_chain_sum.yaml
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from jaxpost import (
 )
 from jaxpost import config as configs
 from jaxpost.checkpoint import CheckpointConfig
-from jaxpost.data import chat, formats, sources, tokenizers
+from jaxpost.data import chat, sources, tokenizers
 from jaxpost.data.chat import ChatOptions
 from jaxpost.models.model import Model
 from jaxpost.options import option
@@ -116,7 +116,10 @@ def make_batch(batch: batches.TokenBatch, key: Array) -> SFTBatch:
 
 
 def make_update(
-    config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
+    config: Config,
+    policy: setup.Policy,
+    optimizer: optax.GradientTransformation,
+    schedule: optimizers.Schedule,
 ) -> Callable[[train_step.TrainState, batches.TokenBatch], tuple[train_step.TrainState, dict]]:
     """The jitted update; the state's buffers are donated."""
     step = train_step.make_train_step(
@@ -129,8 +132,9 @@ def make_update(
     key = jax.random.key(config.seed)
 
     def update(state: train_step.TrainState, batch: batches.TokenBatch):
+        rate = schedule(state.step)
         state, sums = step(state, make_batch(batch, jax.random.fold_in(key, state.step)))
-        return state, summary(sums)
+        return state, {**summary(sums), "learning_rate": rate}
 
     return jax.jit(update, donate_argnums=0)
 
@@ -158,19 +162,19 @@ def make_evaluation(
     measure = evaluation.make_measure(policy.model)
 
     def run(step: int, params: Params) -> dict[str, float]:
-        metrics = evaluation.evaluate(measure, params, eval_batches(config, policy.tokenizer))
+        scores = evaluation.evaluate(measure, params, eval_batches(config, policy.tokenizer))
         if config.eval.generate:
             matches, records = evaluation.exact_match(
                 policy.model,
                 params,
                 policy.tokenizer,
-                eval_rows(config, config.eval.generate),
+                sources.eval_rows(config.data, config.eval.generate),
                 config.chat,
                 max_new_tokens=config.eval.max_new_tokens,
             )
             out.samples(step, records)
-            metrics |= matches
-        return metrics
+            scores |= matches
+        return scores
 
     return run
 
@@ -183,10 +187,6 @@ def eval_batches(config: Config, tokenizer: tokenizers.Tokenizer) -> Iterator[ba
         batch_size=config.eval.batch_size,
         rows=config.eval.rows,
     )
-
-
-def eval_rows(config: Config, count: int) -> list[formats.Row]:
-    return sources.eval_rows(config.data, count)
 
 
 def summary(sums: dict[str, Array]) -> dict[str, Array]:
@@ -220,7 +220,7 @@ def train(config: Config) -> int:
         state, counters = setup.resume(run, saver, state, policy.trainable, data)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
-        update = make_update(config, policy, optimizer)
+        update = make_update(config, policy, optimizer, schedule)
         evaluate = make_evaluation(config, policy, out)
         meter = setup.make_meter(policy, counters)
 
@@ -236,7 +236,7 @@ def train(config: Config) -> int:
             evaluating = config.eval.due(step, config.steps) and not stopping
             saving = saver.due(step) or stopping or step == config.steps
             speed = meter.update(report.tokens, report.examples)
-            out.write(step, {**speed, "learning_rate": schedule(step - 1)})
+            out.write(step, speed)
             with meter.pause(measured if evaluating or saving else None):
                 if evaluating:
                     scores = evaluate(step, setup.averaged(state, policy.trainable))
