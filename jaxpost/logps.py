@@ -7,6 +7,7 @@ vocabulary product.
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jaxpost.models.model import Model
 from jaxpost.typing import Array, Float, Hidden, Int, Mask, Params, PerToken, Tokens
 
 CHUNK_TOKENS = 2048  # tokens scored at once
-CPU_TILE = 4096  # vocabulary entries scored at once on a CPU: a chunk's logits stay in its cache
+CPU_TILE = 2048  # vocabulary entries scored at once on a CPU: a chunk's logits stay in its cache
 
 
 class TokenScores(NamedTuple):
@@ -69,7 +70,7 @@ def token_scores(
     """Scores of the targets of `batch` (inputs, targets, completion_mask, segment_ids, positions).
 
     `noise` is added to the token embeddings (NEFTune). The largest array is the logits of `chunk`
-    tokens, [chunk, V] float32 (on a CPU [chunk, 4096], unless the distribution is truncated).
+    tokens, [chunk, V] float32 (on a CPU [chunk, 2048], unless the distribution is truncated).
     """
     hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
     settings = Settings(temperature, top_k, top_p, min_p, model.config.final_softcap, chunk)
@@ -141,40 +142,38 @@ class Running(NamedTuple):
     chosen: Array  # the target's logit
 
 
-def tile_of(settings: Settings, head: Float[Array, "V D"], tile: int) -> tuple[int, int]:
-    """(vocabulary entries taken at once, how many times); all of them where they are truncated."""
-    truncated = (settings.top_k, settings.top_p, settings.min_p) != (None, None, None)
-    size = head.shape[0] if truncated or settings.temperature == 0 else min(tile, head.shape[0])
-    return size, -(-head.shape[0] // size)
+def over_tiles(
+    settings: Settings, tile: int, head: Float[Array, "V D"], add: Callable[..., Any], carry: Any
+) -> Any:
+    """`carry = add(start, entries, carry)` for every `tile` entries of the head, the rest last.
 
-
-def cut_tile(
-    head: Float[Array, "V D"], index: Array | int, size: int
-) -> tuple[Array, Array, Array]:
-    """Tile `index` of the head, its first entry, and which of its entries are not in the last.
-
-    The last tile is moved back to end with the vocabulary, so it may overlap the one before.
+    All entries at once where the distribution is truncated, which needs them together.
     """
-    start = jnp.minimum(index * size, head.shape[0] - size)
-    entries = start + jnp.arange(size)
-    return jax.lax.dynamic_slice_in_dim(head, start, size), start, entries >= index * size
+    vocabulary = head.shape[0]
+    truncated = (settings.top_k, settings.top_p, settings.min_p) != (None, None, None)
+    size = vocabulary if truncated or settings.temperature == 0 else min(tile, vocabulary)
+
+    def add_tile(index, carry):
+        entries = jax.lax.dynamic_slice_in_dim(head, index * size, size)
+        return add(index * size, entries, carry)
+
+    tiles, rest = divmod(vocabulary, size)
+    carry = jax.lax.fori_loop(0, tiles, add_tile, carry) if tiles > 1 else add_tile(0, carry)
+    return add(tiles * size, head[tiles * size :], carry) if rest else carry
 
 
 def forward_chunk(
     settings: Settings, tile: int, hidden: Array, head: Array, targets: Int[Array, " N"]
 ) -> TokenScores:
     """Scores of N tokens, a tile of the vocabulary at a time with a running softmax."""
-    size, count = tile_of(settings, head, tile)
 
-    def add_tile(index, running: Running) -> Running:
-        entries, start, fresh = cut_tile(head, index, size)
+    def add(start: Array | int, entries: Float[Array, "S D"], running: Running) -> Running:
         logits = logits_of(settings, project(hidden, entries))
-        logits = logits if count == 1 else jnp.where(fresh, logits, -jnp.inf)
         highest = jnp.maximum(running.highest, jnp.max(logits, axis=1))
         total = jnp.sum(jnp.exp(logits - highest[:, None]), axis=1)
-        place = targets - start
-        here = (place >= 0) & (place < size) & fresh[jnp.clip(place, 0, size - 1)]
-        chosen = jnp.take_along_axis(logits, jnp.clip(place, 0, size - 1)[:, None], axis=1)[:, 0]
+        place, last = targets - start, entries.shape[0] - 1
+        here = (place >= 0) & (place <= last)
+        chosen = jnp.take_along_axis(logits, jnp.clip(place, 0, last)[:, None], axis=1)[:, 0]
         return Running(
             highest,
             running.total * jnp.exp(running.highest - highest) + total,
@@ -183,7 +182,7 @@ def forward_chunk(
 
     least = jnp.full(targets.shape, jnp.finfo(jnp.float32).min)
     zeros = jnp.zeros(targets.shape, jnp.float32)
-    highest, total, chosen = repeat(count, add_tile, Running(least, zeros, zeros))
+    highest, total, chosen = over_tiles(settings, tile, head, add, Running(least, zeros, zeros))
     normalizers = highest + jnp.log(total)
     return TokenScores(chosen - normalizers, normalizers, (chosen >= highest).astype(jnp.float32))
 
@@ -202,30 +201,23 @@ def backward_chunk(
 
     d logp = onehot − p and d log-normalizer = p, for logits computed again.
     """
-    size, count = tile_of(settings, head, tile)
     of_logps, of_normalizers = (g[:, None] for g in gradients)
 
-    def add_tile(index, carry):
+    def add(start: Array | int, entries: Float[Array, "S D"], carry):
         hidden_gradient, head_gradient = carry
-        entries, start, fresh = cut_tile(head, index, size)
         logits, back = jax.vjp(functools.partial(logits_of, settings), project(hidden, entries))
         probabilities = jnp.exp(logits - normalizers[:, None])
         columns = start + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         onehot = jnp.where(columns == targets[:, None], of_logps, 0.0)
         gradient = onehot + probabilities * (of_normalizers - of_logps)
-        gradient = back(gradient)[0]
-        gradient = gradient if count == 1 else jnp.where(fresh, gradient, 0.0)
-        gradient = gradient.astype(hidden.dtype)
+        gradient = back(gradient)[0].astype(hidden.dtype)
         share = jnp.einsum("nv,nd->vd", gradient, hidden, preferred_element_type=jnp.float32)
-        share += jax.lax.dynamic_slice_in_dim(head_gradient, start, size)
+        share += jax.lax.dynamic_slice_in_dim(head_gradient, start, entries.shape[0])
         hidden_gradient += jnp.matmul(gradient, entries, preferred_element_type=jnp.float32)
         return hidden_gradient, jax.lax.dynamic_update_slice_in_dim(head_gradient, share, start, 0)
 
-    return repeat(count, add_tile, (jnp.zeros(hidden.shape, jnp.float32), head_gradient))
-
-
-def repeat(count: int, body: Any, start: Any) -> Any:
-    return body(0, start) if count == 1 else jax.lax.fori_loop(0, count, body, start)
+    start = (jnp.zeros(hidden.shape, jnp.float32), head_gradient)
+    return over_tiles(settings, tile, head, add, start)
 
 
 def by_platform(function: Any, *arguments: Any) -> Any:

@@ -72,7 +72,7 @@ def scores_and_gradients(score, hidden, head, targets, mask, given):
     [
         (16, 16, settings(chunk=1)),
         (8, 16, settings(chunk=1000)),
-        (5, 37, settings()),  # the last tile overlaps the one before
+        (5, 37, settings()),  # seven whole tiles and a rest of two
         (16, 37, settings(softcap=3.0, chunk=12)),
         (1000, 37, settings(softcap=3.0)),
         (16, 37, settings(temperature=0.7, softcap=3.0)),

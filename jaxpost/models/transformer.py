@@ -52,13 +52,19 @@ class Linear(nnx.Module):
             self.lora_a = self.lora_b = None
 
     def __call__(self, x: Array) -> Array:
-        y = x @ self.kernel[...].astype(x.dtype)
+        y = product(x, self.kernel[...])
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype)
         if self.lora_a is not None and self.lora_b is not None:
-            low = x @ self.lora_a[...].astype(x.dtype)
-            y = y + self.lora_scale * (low @ self.lora_b[...].astype(x.dtype))
+            low = product(x, self.lora_a[...])
+            y = y + self.lora_scale * product(low, self.lora_b[...])
         return y
+
+
+def product(x: Float[Array, "*B D"], kernel: Float[Array, "D F"]) -> Float[Array, "*B F"]:
+    """`x W`, leading axes joined: so the kernel's gradient sums over one axis and copies nothing."""
+    y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 class RMSNorm(nnx.Module):

@@ -1,20 +1,29 @@
-"""Seconds of one SFT update: ours against TRL's SFTTrainer, float32, 4 × 512 tokens, all trained.
+"""One SFT update, ours against others: seconds, tokens/s and peak memory, float32, 4 × 512 tokens.
 
-    python tests/bench/sft_step.py small --trl-python ENV/bin/python --tokenizer models/smollm2
-    python tests/bench/sft_step.py smollm2 ...
+    python tests/bench/sft_step.py small --trl-python TRL/bin/python --tokenizer models/smollm2
+    python tests/bench/sft_step.py smollm2 --trl-python TRL/bin/python --tokenizer models/smollm2
+    python tests/bench/sft_step.py small --tunix-python TUNIX/bin/python
 
-ENV is a venv of its own: pip install torch==2.13.0 transformers trl. Each side runs in its own
-process, one after the other and with nothing else running; compilation and two warm-up updates do
-not count; the median of the others does. TRL runs on one thread and on two, the faster one counts.
+TRL and TUNIX are venvs of their own: pip install torch==2.13.0 transformers trl, and
+pip install google-tunix. Every side starts from the same weights and sees the same rows, and
+reports its first loss, which must be the same. Each runs in its own process, one after the other
+and with nothing else running; compilation and two warm-up updates do not count; the median of the
+others does. TRL runs on one thread and on two, the faster one counts. Peak memory is that of the
+whole process, so it includes the libraries themselves; `import_bytes` says how much these take.
 """
 
 import argparse
 import json
+import math
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+import numpy as np
 
 MODELS = {
     "small": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8}
@@ -27,14 +36,28 @@ SHARED = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 49152,
     "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-6,  # with rope_theta, what Tunix's Llama has built in
+    "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
 ROWS, LENGTH = 4, 512
+WARM_UP = 2
+LEARNING_RATE = 1e-5
 
 
-def ours(config: dict, updates: int) -> dict:
-    """Our train step, as the sft recipe makes it."""
+def write_job(folder: Path, config: dict, updates: int) -> None:
+    """The weights as a Hugging Face folder, and the rows of every update."""
+    import jax
+
+    from jaxpost import hub
+
+    hub.save_model(folder, *hub.init_model(config, jax.random.key(0)))
+    draw = np.random.default_rng(0)
+    np.save(folder / "rows.npy", draw.integers(0, config["vocab_size"], (updates, ROWS, LENGTH)))
+
+
+def ours(folder: Path) -> dict:
+    """Our train step, with what the sft recipe asks of it."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -42,49 +65,61 @@ def ours(config: dict, updates: int) -> dict:
     import jaxpost
     from jaxpost import hub, writer
 
-    model, params = hub.init_model(config, jax.random.key(0), remat="dots")
-    tokens = jax.random.randint(jax.random.key(1), (ROWS, LENGTH + 1), 0, config["vocab_size"])
+    imported = peak_bytes()
+    model, params = hub.load_model(folder, remat="dots")
     everywhere = jnp.ones((ROWS, LENGTH))
-    batch = jaxpost.TokenBatch(
-        tokens[:, :-1],
-        tokens[:, 1:],
-        everywhere > 0,
-        jaxpost.loss_weights.token_mean(everywhere),
-        jnp.ones((ROWS, LENGTH), jnp.int32),
-        jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH)),
-    )
+    trained = everywhere.at[:, -1].set(0.0)  # the last token has no target
+
+    def batch_of(tokens):
+        return jaxpost.TokenBatch(
+            jnp.asarray(tokens),
+            jnp.roll(jnp.asarray(tokens), -1, axis=1),
+            trained > 0,
+            jaxpost.loss_weights.token_mean(trained),
+            jnp.ones((ROWS, LENGTH), jnp.int32),
+            jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH)),
+        )
 
     def objective(params, batch):
         logps = jaxpost.token_logps(model, params, batch)
         return jnp.sum(batch.loss_weights * jaxpost.losses.nll(logps)), {}
 
-    optimizer = optax.adamw(1e-5)
+    optimizer = optax.adamw(LEARNING_RATE)
     step = jax.jit(jaxpost.make_train_step(objective, optimizer), donate_argnums=0)
     state = jaxpost.init_state(params, optimizer)
-    times = []
-    for _ in range(updates):
+    del params
+    times, losses = [], []
+    for tokens in np.load(folder / "rows.npy").astype(np.int32):
         start = time.perf_counter()
-        state, metrics = step(state, batch)
-        jax.block_until_ready(metrics)
+        state, metrics = step(state, batch_of(tokens))
+        losses.append(float(metrics["loss"]))
         times.append(time.perf_counter() - start)
+    seconds = statistics.median(times[WARM_UP:])
+    memory = peak_bytes()
     flops = writer.train_flops_per_token(model.config, LENGTH) * ROWS * LENGTH
-    seconds = statistics.median(times[2:])
     peak = writer.measure_matmul_peak("float32", seconds=2.0)
-    return {"seconds": seconds, "mfu": flops / seconds / peak, "peak_gflops": peak / 1e9}
+    return {
+        "seconds": seconds,
+        "first_loss": losses[0],
+        "peak_bytes": memory,
+        "import_bytes": imported,
+        "mfu": flops / seconds / peak,
+        "useful_gflop": flops / 1e9,
+        "matmul_peak_gflops": peak / 1e9,
+    }
 
 
-def trl(config: dict, updates: int, threads: int, tokenizer: str) -> dict:
-    """TRL's trainer on random weights of the same architecture and rows of the same length."""
+def trl(folder: Path, tokenizer: str, threads: int) -> dict:
+    """TRL's SFTTrainer."""
     import datasets
     import torch
     import transformers
     import trl as library
 
+    imported = peak_bytes()
     torch.set_num_threads(threads)
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, config["vocab_size"], (ROWS * updates, LENGTH), generator=generator)
+    rows = np.load(folder / "rows.npy")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     times: list[float] = []
 
     class Clock(transformers.TrainerCallback):
@@ -95,69 +130,167 @@ def trl(config: dict, updates: int, threads: int, tokenizer: str) -> dict:
             times.append(time.perf_counter() - self.start)
 
     settings = library.SFTConfig(
-        output_dir="/tmp/trl_bench",
+        output_dir=str(folder / "trl"),
         per_device_train_batch_size=ROWS,
-        max_steps=updates,
+        max_steps=len(rows),
         max_length=LENGTH,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
         report_to=[],
         save_strategy="no",
+        logging_steps=1,
+        train_sampling_strategy="sequential",
         dataset_kwargs={"skip_prepare_dataset": True},
     )
     trainer = library.SFTTrainer(
         model,
         args=settings,
-        train_dataset=datasets.Dataset.from_dict({"input_ids": ids.tolist()}),
+        train_dataset=datasets.Dataset.from_dict({"input_ids": rows.reshape(-1, LENGTH).tolist()}),
         processing_class=transformers.AutoTokenizer.from_pretrained(tokenizer),
         callbacks=[Clock()],
     )
     trainer.train()
-    return {"seconds": statistics.median(times[2:]), "threads": threads}
+    return {
+        "seconds": statistics.median(times[WARM_UP:]),
+        "first_loss": trainer.state.log_history[0]["loss"],
+        "peak_bytes": peak_bytes(),
+        "import_bytes": imported,
+        "threads": threads,
+    }
 
 
-def run(python: str, *arguments: str) -> dict:
-    """One side in its own process; its last line is its result."""
-    done = subprocess.run(
-        [python, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True
+def tunix(folder: Path) -> dict:
+    """Tunix's PeftTrainer on the whole model (it trains all parameters where none is LoRA's)."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from tunix.models.llama3 import model as llama
+    from tunix.models.llama3 import params as weights
+    from tunix.sft import hooks, peft_trainer, utils
+
+    imported = peak_bytes()
+    config = json.loads((folder / "config.json").read_text())
+    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"))
+    model = weights.create_model_from_safe_tensors(
+        str(folder),
+        llama.ModelConfig(
+            num_layers=config["num_hidden_layers"],
+            vocab_size=config["vocab_size"],
+            embed_dim=config["hidden_size"],
+            hidden_dim=config["intermediate_size"],
+            num_heads=config["num_attention_heads"],
+            head_dim=config["head_dim"],
+            num_kv_heads=config["num_key_value_heads"],
+            rope_theta=int(SHARED["rope_theta"]),
+            norm_eps=config["rms_norm_eps"],
+            weight_tying=True,
+        ),
+        mesh,
+        jnp.float32,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    rows = np.load(folder / "rows.npy").astype(np.int32)
+    times: list[float] = []
+    losses: list[float] = []
+
+    class Clock(hooks.TrainingHooks):
+        """An update ends when its loss can be read, one update late; so do all but the first."""
+
+        def on_train_start(self, train_ctx):
+            self.last = time.perf_counter()
+
+        def on_train_step_end(self, train_ctx, train_step, train_loss):
+            losses.append(float(train_loss))
+            now = time.perf_counter()
+            times.append(now - self.last)
+            self.last = now
+
+        def nothing(self, *_):
+            pass
+
+        on_train_end = on_train_step_start = on_eval_step_start = on_eval_step_end = nothing
+
+    def inputs(tokens):
+        mask = tokens >= 0
+        return {
+            "input_tokens": tokens,
+            "input_mask": mask,
+            "positions": utils.build_positions_from_mask(mask),
+            "attention_mask": utils.make_causal_attn_mask(mask),
+        }
+
+    trainer = peft_trainer.PeftTrainer(
+        model,
+        optax.adamw(LEARNING_RATE),
+        peft_trainer.TrainingConfig(eval_every_n_steps=10**9, max_steps=len(rows)),
+    )
+    trainer = trainer.with_gen_model_input_fn(inputs).with_training_hooks(Clock())
+    with mesh:
+        trainer.train(list(rows))
+    return {
+        "seconds": statistics.median(times[WARM_UP:]),
+        "first_loss": losses[0],
+        "peak_bytes": peak_bytes(),
+        "import_bytes": imported,
+    }
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run(python: str, folder: Path, *arguments: str) -> dict:
+    """One side in its own process; its last line is its result."""
+    command = [python, __file__, "small", "--folder", str(folder), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    return {"tokens_per_second": ROWS * LENGTH / result["seconds"], **result}
+
+
+def compare(options: argparse.Namespace, folder: Path) -> dict:
+    write_job(folder, SHARED | MODELS[options.model], options.updates)
+    result = {"ours": run(sys.executable, folder, "--side", "ours")}
+    if options.trl_python:
+        tokenizer = str(Path(options.tokenizer).absolute())
+        more = ("--side", "trl", "--tokenizer", tokenizer, "--threads")
+        sides = [run(options.trl_python, folder, *more, threads) for threads in ("1", "2")]
+        result["trl"] = min(sides, key=lambda side: side["seconds"])
+    if options.tunix_python:
+        result["tunix"] = run(options.tunix_python, folder, "--side", "tunix")
+    mine = result["ours"]
+    for side in set(result) - {"ours"}:
+        theirs = result[side]
+        theirs["our_speed_ratio"] = theirs["seconds"] / mine["seconds"]
+        theirs["our_memory_ratio"] = mine["peak_bytes"] / theirs["peak_bytes"]
+        if not math.isclose(theirs["first_loss"], mine["first_loss"], rel_tol=1e-3):
+            raise SystemExit(f"the two sides do not do the same: {json.dumps(result, indent=2)}")
+    return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--side", choices=("ours", "trl"), help="only this side, in this process")
     parser.add_argument("--updates", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trl-python", help="python of a venv with TRL")
+    parser.add_argument("--tunix-python", help="python of a venv with Tunix")
     parser.add_argument("--tokenizer", default="models/smollm2", help="any tokenizer folder")
+    parser.add_argument("--side", choices=("ours", "trl", "tunix"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    config = SHARED | MODELS[options.model]
     if options.side == "ours":
-        print(json.dumps(ours(config, options.updates)))
-        return
-    if options.side == "trl":
-        print(json.dumps(trl(config, options.updates, options.threads, options.tokenizer)))
-        return
-    common = (options.model, "--updates", str(options.updates))
-    result = {"ours": run(sys.executable, *common, "--side", "ours")}
-    if options.trl_python:
-        tokenizer = str(Path(options.tokenizer).absolute())
-        sides = [
-            run(
-                options.trl_python, *common, "--side", "trl", "--threads", str(threads),
-                "--tokenizer", tokenizer,
-            )
-            for threads in (1, 2)
-        ]  # fmt: skip
-        result["trl"] = min(sides, key=lambda side: side["seconds"])
-        result["ratio"] = result["trl"]["seconds"] / result["ours"]["seconds"]
-    for side in ("ours", "trl"):
-        if side in result:
-            result[side]["tokens_per_second"] = ROWS * LENGTH / result[side]["seconds"]
-    print(json.dumps(result, indent=2))
+        print(json.dumps(ours(options.folder)))
+    elif options.side == "trl":
+        print(json.dumps(trl(options.folder, options.tokenizer, options.threads)))
+    elif options.side == "tunix":
+        print(json.dumps(tunix(options.folder)))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(compare(options, Path(folder)), indent=2))
 
 
 if __name__ == "__main__":
