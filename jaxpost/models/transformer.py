@@ -62,7 +62,7 @@ class Linear(nnx.Module):
 
 
 def product(x: Float[Array, "*B D"], kernel: Float[Array, "D F"]) -> Float[Array, "*B F"]:
-    """`x W`, leading axes joined: so the kernel's gradient sums over one axis and copies nothing."""
+    """`x W` with leading axes joined: a kernel gradient over one axis needs no transposed copy."""
     y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
     return y.reshape(*x.shape[:-1], -1)
 
