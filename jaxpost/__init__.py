@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxpost import loss_weights, losses, optimizers, sampling
     from jaxpost.batch import TokenBatch
     from jaxpost.hub import init_model, load_model, save_model
-    from jaxpost.logps import token_logps, token_scores
+    from jaxpost.logps import token_logps, token_loss, token_scores
     from jaxpost.models import LoRA, Model, TransformerConfig, logits, make_model
     from jaxpost.rollout import sample
     from jaxpost.train_step import TrainState, init_state, make_train_step
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HOMES = {
     "batch": ("TokenBatch",),
     "hub": ("init_model", "load_model", "save_model"),
-    "logps": ("token_logps", "token_scores"),
+    "logps": ("token_logps", "token_loss", "token_scores"),
     "models": ("LoRA", "Model", "TransformerConfig", "logits", "make_model"),
     "rollout": ("sample",),
     "train_step": ("TrainState", "init_state", "make_train_step"),
@@ -58,6 +58,7 @@ __all__ = [
     "sampling",
     "save_model",
     "token_logps",
+    "token_loss",
     "token_scores",
 ]
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpost import batch as batches
-from jaxpost import logps, sampling
+from jaxpost import logps, losses, sampling
+from jaxpost.logps import loss as fused
+from jaxpost.logps import tiles
 from jaxpost.models import TransformerConfig, make_model
 
 # Most of the time here is compilation, and nothing here runs long enough to repay it.
@@ -80,7 +82,7 @@ def scores_and_gradients(score, hidden, head, targets, mask, given):
     ],
 )
 def test_scores_and_gradients_equal_a_plain_softmax(monkeypatch, tile, vocabulary, given):
-    monkeypatch.setattr(logps, "CPU_TILE", tile)
+    monkeypatch.setattr(tiles, "CPU_TILE", tile)
     hidden, head, targets = problem(vocabulary)
     if given.top_k is not None:  # a target that is truncated away has no gradient to compare
         targets = jnp.argmax(hidden @ head.T, axis=-1)
@@ -92,6 +94,53 @@ def test_scores_and_gradients_equal_a_plain_softmax(monkeypatch, tile, vocabular
     np.testing.assert_array_equal(ours.correct, expected.correct)
     for mine, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(mine, right, atol=1e-5)
+
+
+def one_loss(scores, weights):
+    return weights * (losses.dft(scores.logps) + 0.1 * losses.z_loss(scores.log_normalizers))
+
+
+@functools.partial(quick_jit, static_argnums=(0, 6))
+def loss_and_gradients(loss, hidden, head, targets, mask, weights, given):
+    """Of three times the loss: the factor must reach the gradients."""
+
+    def total(hidden, head):
+        value, scores = loss(hidden, head, targets, mask, given, one_loss, weights)
+        return 3 * value, (value, scores)
+
+    gradients, values = jax.grad(total, argnums=(0, 1), has_aux=True)(hidden, head)
+    return values, gradients
+
+
+def plain_loss(hidden, head, targets, mask, given, per_token, *data):
+    scores = plain(hidden, head, targets, mask, given)
+    return jnp.sum(jnp.where(mask, per_token(scores, *data), 0.0)), scores
+
+
+@pytest.mark.parametrize(
+    ("tile", "chunk", "vocabulary", "given"),
+    [
+        (16, 1, 16, settings(chunk=8)),
+        (8, 8, 16, settings(chunk=1000)),  # whole tiles
+        (5, 8, 37, settings(chunk=1000)),  # seven whole tiles and a rest of two
+        (16, 12, 37, settings(softcap=3.0, chunk=1000)),
+        (1000, 1000, 37, settings(softcap=3.0, chunk=4)),  # as on accelerators
+    ],
+)
+def test_a_loss_and_its_gradients_formed_together(monkeypatch, tile, chunk, vocabulary, given):
+    monkeypatch.setattr(tiles, "CPU_TILE", tile)
+    monkeypatch.setattr(fused, "CPU_CHUNK", chunk)
+    hidden, head, targets = problem(vocabulary)
+    weights = jnp.asarray(RNG.normal(size=(4, 7)), jnp.float32)
+    for mask in (jnp.asarray(MASK), jnp.ones((4, 7), bool), jnp.zeros((4, 7), bool)):
+        arguments = (hidden, head, targets, mask, weights, given)
+        (expected, scores), wanted = loss_and_gradients(plain_loss, *arguments)
+        (loss, ours), found = loss_and_gradients(logps.loss_of_hidden, *arguments)
+        alone, _ = logps.loss_of_hidden(hidden, head, targets, mask, given, one_loss, weights)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-5)
+        for mine, right in zip((*ours, *found), (*scores, *wanted), strict=True):
+            np.testing.assert_allclose(mine, right, atol=2e-5)
 
 
 def test_what_is_not_asked_for_is_zero_and_has_no_gradient():
@@ -202,6 +251,26 @@ def backward_bytes(chunk: int, **distribution) -> int:
     return temporary_bytes(jax.grad(loss, argnums=(0, 1)), *SHAPES)
 
 
+def fused_bytes(chunk: int) -> int:
+    given = settings(chunk=chunk)
+
+    def loss(hidden, head, targets, mask):
+        scored = logps.loss_of_hidden(hidden, head, targets, mask, given, lambda s: -s.logps)
+        return scored[0]
+
+    return temporary_bytes(jax.grad(loss, argnums=(0, 1)), *SHAPES)
+
+
+def test_the_fused_loss_keeps_the_logits_of_one_chunk():
+    kept = {chunk: chunk * V * 4 for chunk in (64, 512)}
+    head = V * D * 4
+    for chunk, logits in kept.items():
+        measured = fused_bytes(chunk)
+        print(f"chunk {chunk}: {measured / 1e6:.1f} MB, its logits {logits / 1e6:.1f} MB")
+        assert logits < measured < 1.1 * logits + 2 * head
+    assert fused_bytes(2048) == fused_bytes(512)  # a CPU keeps no more
+
+
 @pytest.mark.parametrize("measure", [forward_bytes, backward_bytes])
 def test_memory_grows_with_the_chunk_and_not_with_the_batch(measure):
     whole = B * T * V * 4
@@ -216,6 +285,6 @@ def test_memory_grows_with_the_chunk_and_not_with_the_batch(measure):
         f"all logits {whole / 1e6:.0f} MB"
     )
     assert tiled[64] < tiled[512] < whole / 50
-    assert tiled[512] < 4 * 512 * logps.CPU_TILE * 4 + head
+    assert tiled[512] < 4 * 512 * tiles.CPU_TILE * 4 + head
     # Truncation looks at the whole vocabulary at once: a few arrays of [chunk, V].
     assert 4 * small < large < 6 * 512 * V * 4

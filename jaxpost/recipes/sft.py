@@ -82,13 +82,17 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
     token_loss = {"nll": losses.nll, "dft": losses.dft}[config.loss]
 
+    def per_token(scores: logps.TokenScores, weights: Array) -> Array:
+        loss = token_loss(scores.logps)
+        if config.z_loss:
+            loss += config.z_loss * losses.z_loss(scores.log_normalizers)
+        return weights * loss
+
     def objective(params: Params, batch: SFTBatch):
         noise = neftune(config, model, batch) if config.neftune_alpha else None
-        scores = logps.token_scores(model, params, batch, noise=noise)
-        loss = jnp.sum(batch.loss_weights * token_loss(scores.logps))
-        if config.z_loss:
-            penalty = losses.z_loss(scores.log_normalizers)
-            loss += config.z_loss * jnp.sum(batch.loss_weights * penalty)
+        loss, scores = logps.token_loss(
+            model, params, batch, per_token, batch.loss_weights, noise=noise
+        )
         return loss, {
             "correct": jnp.sum(scores.correct),
             "targets": jnp.sum(batch.completion_mask, dtype=jnp.float32),

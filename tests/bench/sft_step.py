@@ -15,7 +15,6 @@ whole process, so it includes the libraries themselves; `import_bytes` says how 
 import argparse
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -80,9 +79,12 @@ def ours(folder: Path) -> dict:
             jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH)),
         )
 
+    def weighted(scores, weights):
+        return weights * jaxpost.losses.nll(scores.logps)
+
     def objective(params, batch):
-        logps = jaxpost.token_logps(model, params, batch)
-        return jnp.sum(batch.loss_weights * jaxpost.losses.nll(logps)), {}
+        loss, _ = jaxpost.token_loss(model, params, batch, weighted, batch.loss_weights)
+        return loss, {}
 
     optimizer = optax.adamw(LEARNING_RATE)
     step = jax.jit(jaxpost.make_train_step(objective, optimizer), donate_argnums=0)
@@ -173,7 +175,7 @@ def tunix(folder: Path) -> dict:
 
     imported = peak_bytes()
     config = json.loads((folder / "config.json").read_text())
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     model = weights.create_model_from_safe_tensors(
         str(folder),
         llama.ModelConfig(
@@ -226,7 +228,8 @@ def tunix(folder: Path) -> dict:
         optax.adamw(LEARNING_RATE),
         peft_trainer.TrainingConfig(eval_every_n_steps=10**9, max_steps=len(rows)),
     )
-    trainer = trainer.with_gen_model_input_fn(inputs).with_training_hooks(Clock())
+    trainer.with_gen_model_input_fn(inputs)
+    trainer.with_training_hooks(Clock())
     with mesh:
         trainer.train(list(rows))
     return {
@@ -238,7 +241,9 @@ def tunix(folder: Path) -> dict:
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The largest memory this process has held, by the kernel's count (Linux)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def run(python: str, folder: Path, *arguments: str) -> dict:

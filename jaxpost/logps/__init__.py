@@ -1,0 +1,92 @@
+"""Log-probabilities of tokens: the only place with a vocabulary axis, and the door to float32.
+
+Tokens are scored in chunks before the vocabulary projection, forward and backward, and only where
+the completion mask asks for it. So no [B, T, V] array ever exists, and prompts and padding cost no
+vocabulary product.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxpost.logps.loss import loss_of_hidden
+from jaxpost.logps.score import score_hidden
+from jaxpost.logps.settings import CHUNK_TOKENS, Settings, TokenScores
+from jaxpost.models.model import Model
+from jaxpost.typing import Array, Float, Params, PerToken
+
+__all__ = [
+    "CHUNK_TOKENS",
+    "Settings",
+    "TokenScores",
+    "loss_of_hidden",
+    "score_hidden",
+    "token_logps",
+    "token_loss",
+    "token_scores",
+]
+
+
+def token_logps(model: Model, params: Params, batch: Any, **distribution: Any) -> PerToken:
+    """log π(target) [B, T] in nats, float32, exactly 0 outside `batch.completion_mask`.
+
+    π is the distribution that is sampled from: pass the sampler's `temperature`, `top_k`, `top_p`
+    and `min_p` (see `token_scores`). Differentiable in `params`.
+    """
+    return token_scores(model, params, batch, **distribution).logps
+
+
+def token_scores(
+    model: Model,
+    params: Params,
+    batch: Any,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    noise: Float[Array, "B T D"] | None = None,
+    chunk: int = CHUNK_TOKENS,
+) -> TokenScores:
+    """Scores of the targets of `batch` (inputs, targets, completion_mask, segment_ids, positions).
+
+    `noise` is added to the token embeddings (NEFTune). The largest array is the logits of `chunk`
+    tokens, [chunk, V] float32 (on a CPU [chunk, 2048], unless the distribution is truncated).
+    """
+    hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
+    settings = Settings(temperature, top_k, top_p, min_p, model.config.final_softcap, chunk)
+    return score_hidden(hidden, model.head(params), batch.targets, batch.completion_mask, settings)
+
+
+def token_loss(
+    model: Model,
+    params: Params,
+    batch: Any,
+    per_token: Callable[..., Array],
+    *data: PerToken,
+    noise: Float[Array, "B T D"] | None = None,
+    chunk: int = CHUNK_TOKENS,
+) -> tuple[Float[Array, ""], TokenScores]:
+    """(Σ over the completion mask of `per_token(scores, *data)`, the scores themselves).
+
+    The same value and gradient as `jnp.sum(per_token(token_scores(...), *data))`, in three
+    vocabulary products instead of four: the gradient is formed with the value, while a chunk's
+    logits exist. `per_token` works element by element on arrays of any one shape, and what it
+    needs of the batch comes through `data` ([B, T] each), where no gradient goes. The scores have
+    no gradient either. Value and gradient of the loss are as exact as before; the largest array is
+    the logits of `chunk` tokens (at most 512 on a CPU).
+
+        loss, scores = token_loss(
+            model, params, batch, lambda s, w: w * losses.nll(s.logps), batch.loss_weights
+        )
+    """
+    hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
+    settings = Settings(1.0, None, None, None, model.config.final_softcap, chunk)
+    return loss_of_hidden(
+        hidden,
+        model.head(params),
+        batch.targets,
+        batch.completion_mask,
+        settings,
+        per_token,
+        *data,
+    )
