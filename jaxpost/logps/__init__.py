@@ -72,8 +72,8 @@ def token_loss(
     vocabulary products instead of four: the gradient is formed with the value, while a chunk's
     logits exist. `per_token` works element by element on arrays of any one shape, and what it
     needs of the batch comes through `data` ([B, T] each), where no gradient goes. The scores have
-    no gradient either. Value and gradient of the loss are as exact as before; the largest array is
-    the logits of `chunk` tokens (at most 512 on a CPU).
+    no gradient either. The largest array is the logits of `chunk` tokens (on a CPU of at most
+    max(256, D) tokens).
 
         loss, scores = token_loss(
             model, params, batch, lambda s, w: w * losses.nll(s.logps), batch.loss_weights

@@ -16,7 +16,9 @@ from jaxpost.logps.score import score_hidden
 from jaxpost.logps.settings import Settings, TokenScores
 from jaxpost.typing import Array, Float, Hidden, Mask, PerToken, Tokens
 
-CPU_CHUNK = 512  # tokens whose logits a CPU keeps: more of them cost it more than they save
+# Tokens whose logits a CPU keeps, at least: as many as the model is wide, so that the logits take
+# the room of the head's gradient. More would cost more memory, fewer pass over that more often.
+CPU_CHUNK = 256
 
 PerTokenLoss = Callable[..., Array]
 
@@ -59,8 +61,8 @@ class Pass(NamedTuple):
 
 def _loss_forward(settings, per_token, hidden, head, targets, mask, data):
     def run(tile, hidden, head, targets, mask, data):
-        chunk = settings.chunk if tile >= head.shape[0] else min(settings.chunk, CPU_CHUNK)
-        laid = layout.layout_of(mask, chunk)
+        most = max(CPU_CHUNK, head.shape[1]) if tile < head.shape[0] else settings.chunk
+        laid = layout.layout_of(mask, min(settings.chunk, most))
         packed, wanted = laid.pack(hidden), laid.pack(targets)
         known = tuple(laid.pack(x) for x in data)
 
