@@ -119,7 +119,7 @@ def chunk_pass(settings, tile, per_token, hidden, head, targets, used, data, don
     loss, gradients = jax.value_and_grad(loss_of, argnums=(0, 1))(*scores[:2])
 
     def add(tile: tiles.Tile, carry):
-        raw = kept[1] if tile.index is None else kept[0][tile.index]
+        raw = kept[1] if tile.number is None else kept[0][tile.number]
         gradient = tiles.raw_gradient(
             settings,
             raw,
@@ -143,9 +143,9 @@ def nothing_kept(tile: int, vocabulary: int, tokens: int) -> tuple[Array, Array]
 
 
 def keep(kept: tuple[Array, Array], tile: tiles.Tile, raw: Array) -> tuple[Array, Array]:
-    if tile.index is None:
+    if tile.number is None:
         return kept[0], raw
-    return jax.lax.dynamic_update_index_in_dim(kept[0], raw, tile.index, 0), kept[1]
+    return jax.lax.dynamic_update_index_in_dim(kept[0], raw, tile.number, 0), kept[1]
 
 
 def _loss_backward(settings, per_token, saved, gradients):

@@ -17,7 +17,7 @@ CPU_TILE = 2048  # vocabulary entries scored at once on a CPU: a chunk's logits 
 class Tile(NamedTuple):
     """Some neighbouring entries of the vocabulary."""
 
-    index: Array | int | None  # None: the rest, smaller than the others
+    number: Array | int | None  # None: the rest, smaller than the others
     start: Array | int
     entries: Float[Array, "S D"]
 
