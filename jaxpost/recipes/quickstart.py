@@ -11,6 +11,7 @@ the form; the table at the end shows both stages.
 import argparse
 import json
 import random
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,10 @@ def main(arguments: Sequence[str] = ()) -> int:
     console.Console().print(results({name: Path(c.run) for name, (_, c) in stages.items()}))
     console.Console().print(
         f"\nThe model is in {folder}/sft/model, a Hugging Face folder. Talk to it:\n"
-        f'  jaxpost sample {folder}/sft/model --prompt "What is 11 plus 7?" --temperature 0',
+        f"  {sys.executable} -m jaxpost sample {folder}/sft/model "
+        '--prompt "What is 11 plus 7?" --temperature 0',
         highlight=False,
+        soft_wrap=True,
     )
     return 0
 
@@ -76,7 +79,7 @@ def write_data(folder: Path) -> None:
     for _ in range(100):
         random_.shuffle(statements)
         texts += [" ".join(statements[i : i + 12]) for i in range(0, len(statements), 12)]
-    write_rows(folder / "text.jsonl", ({"text": text} for text in texts))
+    write_rows(folder / "text.jsonl", ({"text": text} for text in texts[40:]))
     write_rows(folder / "text_held_out.jsonl", ({"text": text} for text in texts[:40]))
     write_rows(folder / "chat.jsonl", (question(f, *p) for p in asked for f in QUESTIONS))
     write_rows(folder / "held_out.jsonl", (question(QUESTIONS[1], *pair) for pair in held_out))
