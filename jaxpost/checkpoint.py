@@ -35,7 +35,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 
 log = logging.getLogger(__name__)
 
@@ -53,20 +53,17 @@ class CheckpointError(RuntimeError):
 class CheckpointConfig:
     """When to save and what to keep."""
 
-    every: int = option(100, "save after this many updates; 0 saves only at the end", "updates")
-    keep_last: int = option(2, "how many of the newest checkpoints to keep")
-    keep_best: int = option(0, "how many of the best by `metric` to keep besides")
+    every: int = option(
+        100, "save after this many updates; 0 saves only at the end", "updates", least=0
+    )
+    keep_last: int = option(2, "how many of the newest checkpoints to keep", least=1)
+    keep_best: int = option(0, "how many of the best by `metric` to keep besides", least=0)
     metric: str = option("eval/loss", "the metric that says which checkpoint is best")
     mode: Literal["min", "max"] = option("min", "whether the best metric is the lowest or highest")
     strict: bool = option(False, "stop at a damaged checkpoint instead of falling back to an older")
 
     def __post_init__(self):
-        if self.every < 0 or self.keep_best < 0:
-            raise ValueError("checkpoint.every and checkpoint.keep_best cannot be negative")
-        if self.keep_last < 1:
-            raise ValueError(
-                f"checkpoint.keep_last is {self.keep_last}; keep at least 1, to resume from"
-            )
+        check_ranges(self, "checkpoint.")
         if self.mode not in ("min", "max"):
             raise ValueError(f"checkpoint.mode is {self.mode!r}; use 'min' or 'max'")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 
 PROJECTIONS = ("kernel", "lora_a", "lora_b")
 DECAYED = (*PROJECTIONS, "embedding", "lm_head")
@@ -23,28 +23,45 @@ class OptimizerConfig:
     name: Literal["adamw", "lion", "adafactor", "muon", "sgd"] = option(
         "adamw", "the optimizer; muon orthogonalises projections and leaves the rest to AdamW"
     )
-    learning_rate: float = option(2e-5, "the highest learning rate, reached after the warm-up")
+    learning_rate: float = option(
+        2e-5, "the highest learning rate, reached after the warm-up", above=0
+    )
     schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = option(
         "cosine",
         "after the warm-up: constant, down a line or a cosine, stable then down a line (wsd), or "
         "falling as 1/sqrt(step)",
     )
-    warmup: int = option(0, "updates in which the rate rises from 0", "updates")
-    end_fraction: float = option(0.0, "the last learning rate, as a part of the highest")
-    decay_fraction: float = option(0.2, "wsd: the part of the run in which the rate falls")
-    weight_decay: float = option(0.0, "decoupled decay of matrices; norms and biases have none")
+    warmup: int = option(0, "updates in which the rate rises from 0", "updates", least=0)
+    end_fraction: float = option(
+        0.0, "the last learning rate, as a part of the highest", least=0, most=1
+    )
+    decay_fraction: float = option(
+        0.2, "wsd: the part of the run in which the rate falls", least=0, most=1
+    )
+    weight_decay: float = option(
+        0.0, "decoupled decay of matrices; norms and biases have none", least=0
+    )
     b1: float | None = option(
-        None, "decay of the first moment; null: 0.9 (adamw, lion, sgd's momentum), 0.95 (muon)"
+        None,
+        "decay of the first moment; null: 0.9 (adamw, lion, sgd's momentum), 0.95 (muon)",
+        least=0,
+        below=1,
     )
     b2: float | None = option(
-        None, "decay of the second moment; null: 0.999 (adamw, muon's AdamW), 0.99 (lion)"
+        None,
+        "decay of the second moment; null: 0.999 (adamw, muon's AdamW), 0.99 (lion)",
+        least=0,
+        below=1,
     )
     eps: float | None = option(
-        None, "adamw, muon: added to the root of the second moment; null: 1e-8"
+        None, "adamw, muon: added to the root of the second moment; null: 1e-8", above=0
     )
-    max_grad_norm: float | None = option(1.0, "gradients are scaled down to this global norm")
+    max_grad_norm: float | None = option(
+        1.0, "gradients are scaled down to this global norm; null: they are not", above=0
+    )
 
     def __post_init__(self):
+        check_ranges(self, "optimizer.")
         for key, value in {"b1": self.b1, "b2": self.b2, "eps": self.eps}.items():
             if value is not None and self.name not in USED_BY[key]:
                 names = ", ".join(USED_BY[key])
@@ -55,28 +72,6 @@ class OptimizerConfig:
             raise ValueError("optimizer.decay_fraction is for optimizer.schedule: wsd")
         if self.schedule == "inverse_sqrt" and not self.warmup:
             raise ValueError("optimizer.schedule: inverse_sqrt needs optimizer.warmup above 0")
-        self._check_numbers()
-
-    def _check_numbers(self):
-        if self.learning_rate <= 0:
-            raise ValueError(f"optimizer.learning_rate is {self.learning_rate}; it must be above 0")
-        if self.warmup < 0:
-            raise ValueError(f"optimizer.warmup is {self.warmup}; it counts updates, from 0 up")
-        if self.weight_decay < 0:
-            raise ValueError(
-                f"optimizer.weight_decay is {self.weight_decay}; it must be 0 or above"
-            )
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
-            raise ValueError("optimizer.max_grad_norm must be above 0, or null for no clipping")
-        if self.eps is not None and self.eps <= 0:
-            raise ValueError(f"optimizer.eps is {self.eps}; it must be above 0")
-        fractions = {"end_fraction": self.end_fraction, "decay_fraction": self.decay_fraction}
-        for key, value in fractions.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"optimizer.{key} is {value}; it lies in 0 … 1")
-        for key, value in {"b1": self.b1, "b2": self.b2}.items():
-            if value is not None and not 0 <= value < 1:
-                raise ValueError(f"optimizer.{key} is {value}; it lies in 0 … 1, without 1")
 
 
 # The optimizers that know a key whose default is null.
@@ -107,12 +102,17 @@ def make_optimizer(
 
 def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
     """From 0 up a line over `warmup` updates to the highest rate, then as the schedule says."""
-    if config.warmup >= steps:
-        raise ValueError(f"optimizer.warmup is {config.warmup} of {steps} updates; make it shorter")
+    check_warmup(config, steps)
     if config.warmup == 0:
         return after_warmup(config, steps)
     rising = optax.linear_schedule(0.0, config.learning_rate, config.warmup)
     return optax.join_schedules([rising, after_warmup(config, steps)], [config.warmup])
+
+
+def check_warmup(config: OptimizerConfig, steps: int) -> None:
+    """Raises ValueError where the warm-up is as long as the run."""
+    if config.warmup >= steps:
+        raise ValueError(f"optimizer.warmup is {config.warmup} of {steps} updates; make it shorter")
 
 
 def after_warmup(config: OptimizerConfig, steps: int) -> Schedule:

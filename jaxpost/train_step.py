@@ -115,6 +115,16 @@ def accumulate(function: Callable[..., Any], params: Params, batch: Any, microba
     return jax.lax.scan(add, zeros, parts)[0]
 
 
+def check_microbatches(rows: int, microbatches: int) -> None:
+    """Raises ValueError where rows cannot be divided among the microbatches."""
+    if rows % microbatches:
+        choices = [m for m in range(1, rows + 1) if rows % m == 0]
+        raise ValueError(
+            f"batch of {rows} rows cannot be split into {microbatches} microbatches; "
+            f"use one of {choices}"
+        )
+
+
 def split(batch: Any, microbatches: int) -> Any:
     """Rows i, i + M, i + 2M, … become microbatch i: leaves [B, ...] → [M, B/M, ...]."""
 
@@ -122,12 +132,7 @@ def split(batch: Any, microbatches: int) -> Any:
         if jnp.ndim(x) == 0:
             return jnp.broadcast_to(x, (microbatches,))
         rows = x.shape[0]
-        if rows % microbatches:
-            choices = [m for m in range(1, rows + 1) if rows % m == 0]
-            raise ValueError(
-                f"batch of {rows} rows cannot be split into {microbatches} microbatches; "
-                f"use one of {choices}"
-            )
+        check_microbatches(rows, microbatches)
         return jnp.moveaxis(x.reshape(rows // microbatches, microbatches, *x.shape[1:]), 1, 0)
 
     return jax.tree.map(strided, batch)

@@ -29,7 +29,7 @@ from rich import progress as rich_progress
 
 from jaxpost.models import transformer
 from jaxpost.models.model import TransformerConfig
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 
 # Names of metrics that two equal runs need not share.
 WALL_CLOCK = ("step_time", "tokens_per_second", "mfu", "compile_time", "elapsed")
@@ -41,16 +41,15 @@ Values = dict[str, float | int]
 class WriterConfig:
     """How often to log, and where besides `metrics.jsonl`."""
 
-    every: int = option(1, "log the metrics of each so-many-th update", "updates")
+    every: int = option(1, "log the metrics of each so-many-th update", "updates", least=1)
     terminal_seconds: float = option(
-        5.0, "without a terminal, a plain line at most this often", "s"
+        5.0, "without a terminal, a plain line at most this often", "s", least=0
     )
     tensorboard: bool = option(False, "also write TensorBoard files into the run's folder")
     wandb_project: str | None = option(None, "also send metrics to this Weights & Biases project")
 
     def __post_init__(self):
-        if self.every < 1:
-            raise ValueError(f"log.every is {self.every}; it must be at least 1")
+        check_ranges(self, "log.")
 
 
 class Writer:

@@ -344,8 +344,8 @@ def test_train_help_explains_the_keys_of_a_configuration(here, capsys):
     assert cli.main(["train", "sft.yaml", "steps=7", "--help"]) == 0
     page = capsys.readouterr().out
     assert page.startswith("# A tiny run.\n")
-    assert "steps  int  = 7  (default 1000)  [updates]\n" in page
-    assert "optimizer.learning_rate  float  = 0.001  (default 2.0e-05)\n" in page
+    assert "steps  int, at least 1  = 7  (default 1000)  [updates]\n" in page
+    assert "optimizer.learning_rate  float, above 0  = 0.001  (default 2.0e-05)\n" in page
     config_class = recipes.named("sft").Config
     for key in configs.keys(config_class):
         assert key.help, f"{key.name} has no help"
@@ -371,7 +371,7 @@ def test_every_configuration_loads_and_says_what_it_reaches(path):
 def test_help_comes_before_what_is_wrong_with_a_configuration(here, capsys):
     assert cli.main(["train", "sft.yaml", "setps=7", "--help"]) == 2
     said = capsys.readouterr()
-    assert "steps  int  (default 1000)" in said.out
+    assert "steps  int, at least 1  (default 1000)" in said.out
     assert "did you mean steps?" in said.err
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpost import config as configs
-from jaxpost.options import option
+from jaxpost.commands import recipes
+from jaxpost.config import names
+from jaxpost.options import Range, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,6 +353,77 @@ def test_contradictions_found_by_the_class_are_configuration_errors(problem):
     assert problem(GOOD, "optimizer={name: lion, nesterov: true}").endswith(
         "optimizer: nesterov is a key of adamw; remove it or set name: adamw"
     )
+
+
+# Ranges ---------------------------------------------------------------------------------------
+
+MINIMAL = "recipe: {}\nrun: x\nmodel: {{path: m, lora: {{}}}}\ndata: {{train: t, eval: e}}\n"
+
+
+def numeric_keys(config_class: type, prefix: str = "") -> list[tuple[str, Range | None]]:
+    """Every key that holds a number, by its dotted name, with its declared range."""
+    found, hints = [], typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        hint, name = hints[field.name], prefix + field.name
+        part = names.part_of(hint)
+        if part is not None:
+            found += numeric_keys(part, name + ".")
+        elif {int, float} & {hint, *typing.get_args(hint)}:
+            found.append((name, field.metadata.get("range")))
+    return found
+
+
+KEYS = [
+    pytest.param(recipe, name, within, id=f"{recipe}-{name}")
+    for recipe in recipes.RECIPES
+    for name, within in numeric_keys(recipes.named(recipe).Config)
+]
+
+
+@pytest.mark.parametrize(("recipe", "name", "within"), KEYS)
+def test_every_numeric_key_has_a_range_and_keeps_to_it(recipe, name, within, tmp_path):
+    assert within is not None, f"{name} has no range: declare one with option(..., least=...)"
+    path, config_class = tmp_path / "x.yaml", recipes.named(recipe).Config
+    path.write_text(MINIMAL.format(recipe))
+    edge = within.above if math.isinf(within.least) else within.least - 1
+    for number in (edge, min(within.below, within.most + 1), 2**70):
+        with pytest.raises(configs.ConfigError) as caught:
+            configs.load(path, [f"{name}={number}"], {recipe: config_class})
+        said = str(caught.value)
+        assert said.startswith(f"override {name}={number}: {name} is ")
+        assert f"; it must be {within}" in said
+    for never in (".inf", "-.inf", ".nan"):
+        with pytest.raises(configs.ConfigError, match=f"override {name}="):
+            configs.load(path, [f"{name}={never}"], {recipe: config_class})
+
+
+def test_numbers_at_the_ends_of_a_range():
+    half_open = Range(least=0, below=1)
+    assert [number in half_open for number in (-1, 0, 0.5, 1, math.nan)] == [0, 1, 1, 0, 0]
+    assert [number in Range(above=0, most=1) for number in (0, 1e-9, 1, 1.5)] == [0, 1, 1, 0]
+    assert math.inf not in Range(least=0)
+    assert str(half_open) == "at least 0 and below 1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["batch_size=8", "microbatches=3"], "use one of [1, 2, 4, 8]"),
+        (["steps=10", "optimizer.warmup=10"], "optimizer.warmup is 10 of 10 updates"),
+        (["data.eval=null", "eval.generate=4"], "eval.generate needs data.eval"),
+        (["data.eval=null", "eval.every=4"], "eval.every needs data.eval"),
+        (["model.lora.targets=['(']"], "model.lora: LoRA target '(' is not a regular expression"),
+        (["model.lora.targets=[x]"], "model.lora: LoRA target 'x' matches no projection"),
+        (["model.dtype=int8"], "model.dtype: expected one of float32, bfloat16, float16"),
+        (["model.compute_dtype=float64"], "one of float32, bfloat16, float16"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_configuration_errors(settings, said, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(MINIMAL.format("sft"))
+    with pytest.raises(configs.ConfigError) as caught:
+        configs.load(path, settings, {"sft": recipes.named("sft").Config})
+    assert said in str(caught.value)
 
 
 TEXTS = st.text(max_size=8) | st.sampled_from(

@@ -313,7 +313,7 @@ def test_columns_and_turns_come_from_the_configuration(tmp_path):
         ({"train": {"a": float("nan")}}, "train: a: expected a weight above 0, got nan"),
         ({"train": ()}, "train: no path is given"),
         ({"train": "a", "eval": {"b": -1}}, "eval: b: expected a weight above 0, got -1"),
-        ({"train": "a", "window": 0}, "window: expected at least 1, got 0"),
+        ({"train": "a", "window": 0}, "data.window is 0; it must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense(settings, words):

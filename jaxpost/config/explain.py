@@ -16,7 +16,7 @@ MISSING = dataclasses.MISSING
 
 
 class Key(NamedTuple):
-    """One key: its dotted name, type in words, default and value (or MISSING), unit and help."""
+    """One key: dotted name, type and range in words, default and value (or MISSING), unit, help."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ def keys(config_class: type, config: Any = None, prefix: str = "", default=None)
         is_part = part is hints[field.name]
         yield Key(
             name,
-            "" if is_part else fill.describe(hints[field.name]),
+            "" if is_part else described(hints[field.name], field),
             MISSING if is_part else own,
             MISSING if is_part else value,
             field.metadata.get("unit", ""),
@@ -46,6 +46,12 @@ def keys(config_class: type, config: Any = None, prefix: str = "", default=None)
         if part is not None:
             inner = value if isinstance(value, part) else None
             yield from keys(part, inner, name + ".", own if isinstance(own, part) else None)
+
+
+def described(hint: Any, field: dataclasses.Field) -> str:
+    """A type in words, and the numbers of it that are taken: `float or null, at least 0`."""
+    within = field.metadata.get("range")
+    return fill.describe(hint) + (f", {within}" if within else "")
 
 
 def explain(config_class: type, config: Any = None) -> text.Text:

@@ -41,7 +41,9 @@ def fill(config_class: type, entry: Entry, base: Any = None, path: str = "", roo
         default = getattr(base, name) if base is not None else default_of(field)
         try:
             if name in entry.value:
-                values[name] = read(entry.value[name], hints[name], default, path + name, root)
+                given = entry.value[name]
+                values[name] = read(given, hints[name], default, path + name, root)
+                check_range(field, path + name, values[name], given.where)
             elif default is not dataclasses.MISSING:
                 values[name] = default
             else:
@@ -58,6 +60,14 @@ def fill(config_class: type, entry: Entry, base: Any = None, path: str = "", roo
         part = path.rstrip(".")
         named = str(error) if not part or part in str(error) else f"{part}: {error}"
         raise ConfigError(f"{entry.where}: {named}") from error
+
+
+def check_range(field: dataclasses.Field, path: str, value: Any, where: str) -> None:
+    """Refuses a number outside the range that `jaxpost.options.option` declares for its key."""
+    within = field.metadata.get("range")
+    wrong = within and within.refuses(path, value)
+    if wrong:
+        raise ConfigError(f"{where}: {wrong}")
 
 
 def default_of(field: dataclasses.Field) -> Any:

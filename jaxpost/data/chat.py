@@ -27,7 +27,7 @@ from jaxpost.data.formats import (
     TokensRow,
 )
 from jaxpost.data.tokenizers import Tokenizer
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 
 Messages = Sequence[Mapping[str, Any]]
 PLACEHOLDER = "jaxpostplaceholder"
@@ -40,8 +40,10 @@ class ChatOptions:
     train_on: Literal["assistant", "last", "all"] = option(
         "assistant", "of a conversation: every assistant turn, only the last one, or every token"
     )
-    reasoning_weight: float = option(1.0, "loss weight of reasoning (rows with `reasoning`)")
-    answer_weight: float = option(1.0, "loss weight of the answer after the reasoning")
+    reasoning_weight: float = option(
+        1.0, "loss weight of reasoning (rows with `reasoning`)", least=0
+    )
+    answer_weight: float = option(1.0, "loss weight of the answer after the reasoning", least=0)
     reasoning_open: str = option("<think>\n", "text that opens reasoning")
     reasoning_close: str = option("\n</think>\n\n", "text that closes reasoning")
     template_kwargs: dict[str, Any] | None = option(
@@ -49,9 +51,7 @@ class ChatOptions:
     )
 
     def __post_init__(self):
-        for name in ("reasoning_weight", "answer_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"chat.{name} is {getattr(self, name)}; it must be 0 or above")
+        check_ranges(self, "chat.")
 
 
 class Span(NamedTuple):

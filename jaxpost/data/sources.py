@@ -27,7 +27,7 @@ from jaxpost.data.formats import Dropped, Format, Kind, Row
 from jaxpost.data.readers import Reader
 from jaxpost.data.stream import DataReport, DataStream
 from jaxpost.data.windows import Tokenize
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 
 __all__ = [
     "DataConfig",
@@ -60,21 +60,21 @@ class DataConfig:
     as_chat: bool | None = option(
         None, "make plain prompts and completions turns; null: for questions and alpaca only"
     )
-    max_length: int = option(1024, "room of a row", "targets")
+    max_length: int = option(1024, "room of a row", "targets", least=1)
     too_long: windows.TooLong = option(
         "auto", "longer sequences: drop, split, truncate or error; auto splits text, drops others"
     )
     malformed: Literal["error", "drop"] = option("error", "rows that cannot be read: error or drop")
     packing: bool = option(True, "put several sequences in a row, apart from one another")
-    window: int = option(512, "rows of data packed at a time; more pack better", "rows")
+    window: int = option(512, "rows of data packed at a time; more pack better", "rows", least=1)
     shuffle: bool = option(True, "a new random order each pass over the data")
-    seed: int | None = option(None, "of the order; null: the run's")
-    workers: int = option(0, "processes that prepare data; 0: a thread of this one", "processes")
+    seed: int | None = option(None, "of the order; null: the run's", least=0)
+    workers: int = option(
+        0, "processes that prepare data; 0: a thread of this one", "processes", least=0
+    )
 
     def __post_init__(self):
-        for name, least in (("max_length", 1), ("window", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        check_ranges(self, "data.")
         for name in ("train", "eval"):
             check_paths(name, getattr(self, name))
 

@@ -57,8 +57,15 @@ def with_lora(model: Model, lora: LoRA | None) -> Model:
 
 
 def check(lora: LoRA) -> None:
+    """Raises ValueError for targets, ranks and alphas that fit no model."""
     for target in lora.targets:
-        if not any(re.fullmatch(target, name) for name in PROJECTIONS):
+        try:
+            pattern = re.compile(target)
+        except re.error as error:
+            raise ValueError(
+                f"LoRA target {target!r} is not a regular expression: {error}"
+            ) from error
+        if not any(pattern.fullmatch(name) for name in PROJECTIONS):
             raise ValueError(
                 f"LoRA target {target!r} matches no projection; they are {', '.join(PROJECTIONS)}"
             )

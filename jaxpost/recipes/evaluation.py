@@ -13,7 +13,7 @@ from jaxpost import logps, rollout
 from jaxpost.batch import TokenBatch
 from jaxpost.data import chat, formats, tokenizers
 from jaxpost.models.model import Model
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 from jaxpost.typing import Params
 
 
@@ -22,12 +22,19 @@ class EvalConfig:
     """When and how the policy is measured on held-out data."""
 
     every: int = option(
-        0, "evaluate after this many updates; 0 evaluates at start and end", "updates"
+        0, "evaluate after this many updates; 0 evaluates at start and end", "updates", least=0
     )
-    batch_size: int = option(8, "rows of a batch", "rows")
-    rows: int | None = option(None, "use only the first so many rows; null uses all", "rows")
-    generate: int = option(0, "rows to answer greedily and compare with the data; 0: none", "rows")
-    max_new_tokens: int = option(128, "length of a generated answer at most", "tokens")
+    batch_size: int = option(8, "rows of a batch", "rows", least=1)
+    rows: int | None = option(
+        None, "use only the first so many rows; null uses all", "rows", least=1
+    )
+    generate: int = option(
+        0, "rows to answer greedily and compare with the data; 0: none", "rows", least=0
+    )
+    max_new_tokens: int = option(128, "length of a generated answer at most", "tokens", least=1)
+
+    def __post_init__(self):
+        check_ranges(self, "eval.")
 
     def due(self, step: int, steps: int) -> bool:
         """Whether to evaluate after this step: at the start, every so often, and at the end."""

@@ -9,21 +9,28 @@ import jax
 
 from jaxpost import checkpoint, hub, runs, train_step, writer
 from jaxpost.data import sources, tokenizers
+from jaxpost.models import lora as low_rank
 from jaxpost.models.model import LoRA, Model
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 from jaxpost.typing import Array, Params
+
+DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoRAConfig:
     """Low-rank adapters in place of full fine-tuning."""
 
-    rank: int = option(16, "inner dimension of the adapters")
-    alpha: float = option(32.0, "scale: the update is multiplied with alpha / rank")
+    rank: int = option(16, "inner dimension of the adapters", least=1)
+    alpha: float = option(32.0, "scale: the update is multiplied with alpha / rank", above=0)
     targets: tuple[str, ...] = option(
         LoRA().targets, "regular expressions for the names of the adapted projections"
     )
     rank_stabilized: bool = option(False, "scale with alpha / sqrt(rank) instead (rsLoRA)")
+
+    def __post_init__(self):
+        check_ranges(self, "model.lora.")
+        low_rank.check(LoRA(**dataclasses.asdict(self)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +44,8 @@ class ModelConfig:
     tokenizer: str | None = option(
         None, "tokenizer folder, hub id, `.model` file, or `bytes`; by default the model's own"
     )
-    dtype: str | None = option(
-        "float32", "parameter type: float32, bfloat16, float16, or null for the type stored"
-    )
-    compute_dtype: str | None = option(None, "activation type; null takes the parameters' type")
+    dtype: DType | None = option("float32", "parameter type; null for the type stored")
+    compute_dtype: DType | None = option(None, "activation type; null takes the parameters' type")
     remat: Literal["none", "dots", "full"] = option(
         "dots", "what the backward pass computes again: nothing, all but matrix products, all"
     )

@@ -38,7 +38,7 @@ from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import chat, sources, tokenizers
 from jaxpost.data.chat import ChatOptions
 from jaxpost.models.model import Model
-from jaxpost.options import option
+from jaxpost.options import check_ranges, option
 from jaxpost.recipes import evaluation, setup
 from jaxpost.typing import Array, Params
 
@@ -52,18 +52,30 @@ class Config:
     data: sources.DataConfig = option(help="what to train on")
     chat: ChatOptions = option(ChatOptions(), "from rows to tokens and masks")
     optimizer: optimizers.OptimizerConfig = option(optimizers.OptimizerConfig(), "the optimizer")
-    steps: int = option(1000, "how long to train", "updates")
-    batch_size: int = option(8, "rows of `data.max_length` tokens in an update", "rows")
-    microbatches: int = option(1, "parts an update is computed in, to save memory")
+    steps: int = option(1000, "how long to train", "updates", least=1)
+    batch_size: int = option(8, "rows of `data.max_length` tokens in an update", "rows", least=1)
+    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     loss: Literal["nll", "dft"] = option("nll", "nll, or dft: weighted by the token's probability")
-    z_loss: float = option(0.0, "coefficient of the squared log-normalizer; 0: none")
-    neftune_alpha: float = option(0.0, "size of the noise on embeddings (5 is usual); 0: none")
-    ema_decay: float | None = option(None, "keep a moving average of the parameters, and export it")
-    seed: int = option(0, "of everything random")
+    z_loss: float = option(0.0, "coefficient of the squared log-normalizer; 0: none", least=0)
+    neftune_alpha: float = option(
+        0.0, "size of the noise on embeddings (5 is usual); 0: none", least=0
+    )
+    ema_decay: float | None = option(
+        None, "keep a moving average of the parameters, and export it", least=0, below=1
+    )
+    seed: int = option(0, "of everything random", least=0)
     eval: evaluation.EvalConfig = option(evaluation.EvalConfig(), "measuring on `data.eval`")
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
     log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
     resume_anyway: bool = option(False, "resume although the configuration was changed")
+
+    def __post_init__(self):
+        check_ranges(self)
+        optimizers.check_warmup(self.optimizer, self.steps)
+        train_step.check_microbatches(self.batch_size, self.microbatches)
+        for key in ("generate", "every"):
+            if getattr(self.eval, key) and self.data.eval is None:
+                raise ValueError(f"eval.{key} needs data.eval, the held-out data to measure on")
 
 
 class SFTBatch(NamedTuple):
