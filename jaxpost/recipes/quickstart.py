@@ -1,9 +1,9 @@
 """The whole way in minutes on two CPU cores: pretrain a small model, then teach it to answer.
 
-The text to pretrain on states sums ("11+7=18. What is 3+9? 12."); the questions to fine-tune on ask
-for some of them, as a chat. What is measured is held out: questions about the other sums, whose
-answers the model has only ever read as text. So pretraining must supply the facts and fine-tuning
-the form; the table at the end shows both stages.
+The text to pretrain on states sums in many forms ("11+7=18.", "Ann: What is 3 plus 9?\nBo: 12").
+The questions to fine-tune on ask for some of them, as a chat; those of the evaluation ask for sums
+that no chat contains, in either order, and whose answers the model has only ever read as text. So
+pretraining must supply the facts and fine-tuning the form; the table at the end shows both stages.
 
     jaxpost quickstart
 """
@@ -23,7 +23,7 @@ from jaxpost.data import chat, sources
 from jaxpost.recipes import evaluation, pretrain, setup, sft
 
 LARGEST = 12  # sums of two numbers below this
-HELD_OUT = 60  # of the 144 sums, asked only in the evaluation
+HELD_OUT = 32  # of the 78 pairs of such numbers; asked, in both orders, only in the evaluation
 ARCHITECTURE = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -38,8 +38,10 @@ ARCHITECTURE = {
     "rms_norm_eps": 1e-5,
     "initializer_range": 0.05,
 }
-STATEMENTS = ("{a}+{b}={c}.", "What is {a}+{b}? {c}.", "What is {a} plus {b}? {c}.")
 QUESTIONS = ("What is {a}+{b}?", "What is {a} plus {b}?")
+OPENINGS = ("", "It is ", "The answer is ")
+SPEAKERS = ("Ann", "Bo", "Charlie", "Teacher", "Student", "Q", "A", "you", "me")
+DIALOGUES = ("{x}: {q}\n{y}: {c}\n", "<{x}>\n{q}\n<{y}>\n{c}\n", "{x}\n{q}\n{y}\n{c}\n")
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -49,8 +51,8 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the training steps")
     options = parser.parse_args(arguments)
     folder = Path(options.run)
-    write_data(folder / "data")
-    stages = configs(folder, options.scale)
+    questions = write_data(folder / "data")
+    stages = configs(folder, options.scale, questions)
     for name, (recipe, config) in stages.items():
         console.Console().print(f"\n[bold]{name}[/bold]  ({config.steps} updates, {config.run})")
         code = recipe.train(config)
@@ -67,31 +69,44 @@ def main(arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def write_data(folder: Path) -> None:
-    """`text.jsonl` states every sum; `chat.jsonl` asks for some, `held_out.jsonl` for others."""
+def write_data(folder: Path) -> int:
+    """`text.jsonl` states every sum; `chat.jsonl` asks for some, `held_out.jsonl` for others.
+
+    Returns the number of held-out questions.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    random_ = random.Random(0)
-    pairs = [(a, b) for a in range(LARGEST) for b in range(LARGEST)]
-    random_.shuffle(pairs)
-    asked, held_out = pairs[HELD_OUT:], pairs[:HELD_OUT]
-    statements = [filled(form, *pair) for pair in pairs for form in STATEMENTS]
+    draw = random.Random(0)
+    pairs = [(a, b) for a in range(LARGEST) for b in range(a, LARGEST)]
+    draw.shuffle(pairs)
+    held_out, asked = in_both_orders(pairs[:HELD_OUT]), in_both_orders(pairs[HELD_OUT:])
     texts = []
-    for _ in range(100):
-        random_.shuffle(statements)
-        texts += [" ".join(statements[i : i + 12]) for i in range(0, len(statements), 12)]
+    for _ in range(80):
+        statements = [statement(a, b, draw) for a, b in held_out + asked for _ in range(4)]
+        draw.shuffle(statements)
+        texts += ["".join(statements[i : i + 12]) for i in range(0, len(statements), 12)]
     write_rows(folder / "text.jsonl", ({"text": text} for text in texts[40:]))
     write_rows(folder / "text_held_out.jsonl", ({"text": text} for text in texts[:40]))
-    write_rows(folder / "chat.jsonl", (question(f, *p) for p in asked for f in QUESTIONS))
-    write_rows(folder / "held_out.jsonl", (question(QUESTIONS[1], *pair) for pair in held_out))
+    write_rows(folder / "chat.jsonl", (chat_row(form, *p) for p in asked for form in QUESTIONS))
+    write_rows(folder / "held_out.jsonl", (chat_row(QUESTIONS[1], *pair) for pair in held_out))
+    return len(held_out)
 
 
-def filled(form: str, a: int, b: int) -> str:
-    return form.format(a=a, b=b, c=a + b)
+def in_both_orders(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [pair for a, b in pairs for pair in sorted({(a, b), (b, a)})]
 
 
-def question(form: str, a: int, b: int) -> dict[str, Any]:
+def statement(a: int, b: int, draw: random.Random) -> str:
+    """The sum as an equation, as question and answer, or (every second time) as a dialogue."""
+    q, c = draw.choice(QUESTIONS).format(a=a, b=b), a + b
+    x, y = draw.sample(SPEAKERS, 2)
+    dialogue = draw.choice(DIALOGUES).format(x=x, y=y, q=q, c=c)
+    answer = f"{q} {draw.choice(OPENINGS)}{c}. "
+    return draw.choice((f"{a}+{b}={c}. ", answer, dialogue, dialogue))
+
+
+def chat_row(form: str, a: int, b: int) -> dict[str, Any]:
     return {
-        "prompt": [{"role": "user", "content": filled(form, a, b)}],
+        "prompt": [{"role": "user", "content": form.format(a=a, b=b)}],
         "completion": [{"role": "assistant", "content": str(a + b)}],
     }
 
@@ -103,11 +118,10 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         path.write_text(content)
 
 
-def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
+def configs(folder: Path, scale: float, questions: int) -> dict[str, tuple[Any, sft.Config]]:
     """Both stages; the second starts from the model that the first one wrote."""
     data = folder / "data"
-    quiet = writer.WriterConfig(every=10)
-    steps = [max(2, round(count * scale)) for count in (350, 80)]
+    steps = [max(2, round(count * scale)) for count in (1200, 40)]
     first = pretrain.Config(
         run=str(folder / "pretrain"),
         model=setup.ModelConfig(fresh=ARCHITECTURE, tokenizer="bytes"),
@@ -118,12 +132,12 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
             packing=True,
         ),
         optimizer=optimizers.OptimizerConfig(
-            learning_rate=3e-3, schedule="cosine", warmup=steps[0] // 20
+            learning_rate=2e-3, schedule="cosine", warmup=steps[0] // 20
         ),
-        batch_size=16,
+        batch_size=4,
         steps=steps[0],
-        log=quiet,
-        checkpoint=checkpoint.CheckpointConfig(every=100, keep_last=1),
+        log=writer.WriterConfig(every=50),
+        checkpoint=checkpoint.CheckpointConfig(every=300, keep_last=1),
     )
     second = sft.Config(
         run=str(folder / "sft"),
@@ -136,12 +150,12 @@ def configs(folder: Path, scale: float) -> dict[str, tuple[Any, sft.Config]]:
         ),
         chat=chat.ChatOptions(),
         optimizer=optimizers.OptimizerConfig(
-            learning_rate=5e-4, schedule="cosine", warmup=steps[1] // 10
+            learning_rate=3e-4, schedule="cosine", warmup=steps[1] // 10
         ),
         batch_size=8,
         steps=steps[1],
-        eval=evaluation.EvalConfig(generate=HELD_OUT, max_new_tokens=8),
-        log=quiet,
+        eval=evaluation.EvalConfig(generate=questions, max_new_tokens=8),
+        log=writer.WriterConfig(every=10),
         checkpoint=checkpoint.CheckpointConfig(every=50, keep_last=1),
     )
     return {"1. pretraining on text": (pretrain, first), "2. fine-tuning on chats": (sft, second)}
