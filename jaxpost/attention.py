@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import ad_checkpoint
 
 from jaxpost.typing import Array, Bool, Float, Int
 
 NEGATIVE = -1e30  # a masked score: finite, so that a row without any visible key stays finite
+RESULT = "attention"  # the name under which a remat policy may keep output and normalizers
 MIN_CHUNK = 128
 MAX_CHUNKS = 8
 
@@ -103,7 +105,10 @@ def _causal_forward(scoring, q, k, v, segment_ids, reach):
         out, normalizer = softmax_over(scoring, here, k[:, :, :stop], v[:, :, :stop], visible)
         outs.append(out)
         normalizers.append(normalizer)
-    out, normalizer = jnp.concatenate(outs, axis=3), jnp.concatenate(normalizers, axis=3)
+    out, normalizer = (
+        ad_checkpoint.checkpoint_name(jnp.concatenate(parts, axis=3), RESULT)
+        for parts in (outs, normalizers)
+    )
     return out, (q, k, v, segment_ids, reach, out, normalizer)
 
 

@@ -240,6 +240,17 @@ def test_remat_changes_no_gradient():
         )
 
 
+def test_attention_is_computed_again_only_under_full_remat():
+    """A row's highest score is taken once in the forward pass, and never in the backward pass."""
+
+    def maxima(remat):
+        model, params = small(remat=remat)
+        backward = jax.make_jaxpr(jax.grad(lambda p: model.apply(p, tokens_of((1, 4))).sum()))
+        return str(backward(params)).count("reduce_max")
+
+    assert (maxima("none"), maxima("dots"), maxima("full")) == (1, 1, 2)
+
+
 def test_compute_type_is_apart_from_parameter_type():
     model, params = small(compute_dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}

@@ -317,11 +317,15 @@ def write_by_scatter(cache: Array, entries: Float[Array, "B K S hd"], layer, sta
 
 
 def rematerialize(layer, remat: Remat):
-    """What the backward pass keeps of a layer: all, its matrix products, or only its input."""
+    """What the backward pass finds of a layer: all, its products and attention, or its input."""
     if remat == "none":
         return layer
     policies = jax.checkpoint_policies
-    policy = policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    dots = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable,
+        policies.save_only_these_names(attention.RESULT),
+    )
+    policy = dots if remat == "dots" else None
     return jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
