@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from jaxpost.commands import usage
 from jaxpost.config import ConfigError, names
 
 VERBS = {
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         near = names.did_you_mean(names.nearest(verb, VERBS))
         return fail(f"there is no verb {verb!r}{near or '; see jaxpost --help'}", USAGE)
+    if verb in usage.PARSERS and {"-h", "--help"} & set(rest):
+        print(usage.PARSERS[verb]().format_help(), end="")
+        return DONE
     # XLA reads this when it loads: its notes on cached programs say nothing that one can act on.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(format="%(message)s")  # warnings, where no run takes them

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxpost.typing import Array, Bool, Float, Int
 
+COLDEST = 1e-20  # below it logits / temperature may overflow, and only the highest is drawn
 TOP_P_TOLERANCE = 1e-6  # a sum of float32 probabilities this close to `top_p` reaches it
 ONE = 0x3F800000  # the bits of float32 1.0: those of non-negative floats are ordered as they are
 
@@ -29,7 +30,8 @@ def truncate(
 
     Each rule acts on the distribution that the ones before it left, renormalised:
 
-    1. `temperature` divides; 0 is greedy and keeps only the highest logit (unscaled).
+    1. `temperature` divides; 0 (or less than 1e-20) is greedy and keeps only the highest logit
+       (unscaled).
     2. `top_k` keeps exactly the k most probable tokens (all, if there are no more than k).
     3. `top_p` keeps the smallest set of most probable tokens whose mass is at least p (within
        1e-6, for float32 sums); always at least one, and all for p = 1 (arXiv 1904.09751).
@@ -37,8 +39,8 @@ def truncate(
 
     Of equal logits at the edge of rules 1 to 3 the lower token ids are kept; rule 4 keeps equals
     together. The kept set is a constant to differentiation; gradients pass through kept logits.
-    `top_k`, and whether a rule is there and the temperature is 0, are static; the other numbers
-    may be traced (a traced temperature must be positive).
+    `top_k`, and whether a rule is there and the temperature is greedy, are static; the other
+    numbers may be traced (a traced temperature must be 1e-20 or more).
 
     Raises:
       ValueError: a setting is out of its range.
@@ -85,8 +87,8 @@ def sample_token(
 
 
 def is_greedy(temperature: float | Array) -> bool:
-    """Whether a temperature is the number 0 (a traced one counts as positive)."""
-    return not isinstance(temperature, jax.Array) and temperature == 0
+    """Whether a temperature is 0, or as good as that (a traced one never is)."""
+    return not isinstance(temperature, jax.Array) and temperature < COLDEST
 
 
 def check_settings(temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> None:

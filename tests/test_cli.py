@@ -12,13 +12,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxpost import __main__ as cli
 from jaxpost import batch as batches
 from jaxpost import config as configs
 from jaxpost import hub, rollout
-from jaxpost.commands import compile_cache, models, recipes
+from jaxpost.commands import compile_cache, inputs, models, recipes, usage
 from jaxpost.data import inspect, tokenizers
+from jaxpost.recipes import setup
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -59,6 +61,15 @@ def test_every_verb_has_help(verb, capsys, monkeypatch):
     monkeypatch.setenv("JAXPOST_CACHE_DIR", "none")
     assert cli.main([verb, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: jaxpost {verb}")
+
+
+@pytest.mark.parametrize("verb", usage.PARSERS)
+def test_help_needs_no_jax(verb):
+    code = (
+        "import sys; from jaxpost import __main__ as cli; "
+        f"assert cli.main(['{verb}', '--help']) == 0; assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 def test_the_module_is_the_command():
@@ -117,9 +128,21 @@ def test_train_help_lists_the_configurations_at_hand(tmp_path, monkeypatch, caps
         (["sample", "x", "--temprature", "1"], "did you mean --temperature?"),
         (["sample", "x", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
         (["sample", "x", "--chat", "--prompt", "y"], "leave --prompt and --raw out"),
-        (["sample", "x", "--max-tokens", "0"], "give at least 1"),
+        (["sample", "x", "--max-tokens", "0"], "--max-tokens: it is 0; it must be at least 1"),
+        (
+            ["sample", "x", "--temperature", "nan"],
+            "--temperature: it is nan; it must be at least 0",
+        ),
+        (
+            ["sample", "x", "--seed", str(2**70)],
+            "it must be at least 0, and no more than 2147483647",
+        ),
+        (["sample", "x", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["eval", "x", "y", "--rows", "0"], "--rows: it is 0; it must be at least 1"),
+        (["eval", "x", "y", "--generate", "-1"], "--generate: it is -1; it must be at least 0"),
+        (["eval", "x", "/nowhere/y.jsonl"], "DATA: /nowhere/y.jsonl: no such file"),
         (["convert", "x"], "the following arguments are required: TARGET"),
-        (["inspect", "x.yaml", "--batch", "-1"], "batches are counted from 0"),
+        (["inspect", "x.yaml", "--batch", "-1"], "--batch: it is -1; it must be at least 0"),
         (["inspect", "/nowhere/x.yaml"], "/nowhere/x.yaml: no such file"),
     ],
 )
@@ -132,7 +155,9 @@ def test_wrong_usage_is_one_line_and_code_2(arguments, said, capsys):
 
 @pytest.mark.parametrize("verb", ["sample", "convert", "eval"])
 def test_a_model_that_is_not_there_is_one_message_and_code_1(verb, tmp_path, capsys):
-    assert cli.main([verb, str(tmp_path / "no"), *(["x"] if verb != "sample" else [])]) == 1
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}')
+    more = {"sample": ["--prompt", "x"], "eval": [str(tmp_path / "x.jsonl")]}
+    assert cli.main([verb, str(tmp_path / "no"), *more.get(verb, ["x"])]) == 1
     error = capsys.readouterr().err
     assert "no such folder" in error
     assert "Traceback" not in error
@@ -441,6 +466,20 @@ def test_sample_is_what_the_model_says(here, capsys):
     assert sampled(capsys, "run/model", "--prompt", "hello", "--temperature", "0") == said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "typed", "said"),
+    [
+        ([], "", "there is no prompt: standard input is empty; give --prompt TEXT"),
+        (["--raw"], "\n", "there is no prompt"),
+        (["--chat"], "", "nothing was said: --chat reads turns from standard input"),
+    ],
+)
+def test_sample_without_a_word_is_wrong_usage(here, capsys, monkeypatch, arguments, typed, said):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert cli.main(["sample", "tiny", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_sample_depends_on_its_seed_alone(here, capsys):
     first = sampled(capsys, "tiny", "--prompt", "hello", "--top-k", "50", "--seed", "3")
     assert sampled(capsys, "tiny", "--prompt", "hello", "--top-k", "50", "--seed", "3") == first
@@ -483,6 +522,105 @@ def test_eval_measures_and_answers(here, capsys):
     assert metrics["eval/exact_match"] == 0.0
     assert "dropped 1 rows: too_long" in said.err
     assert len((here / "answers.jsonl").read_text().splitlines()) == 3
+
+
+def test_weights_that_are_not_finite_are_never_used(here, capsys):
+    hub.convert("tiny", "spoilt")
+    path = here / "spoilt" / "model.safetensors"
+    arrays = dict(safetensors.numpy.load_file(path))
+    arrays["model.norm.weight"] = np.full_like(arrays["model.norm.weight"], np.nan)
+    safetensors.numpy.save_file(arrays, path)
+    for command in (["sample", "spoilt", "--prompt", "a"], ["eval", "spoilt", "chat.jsonl"]):
+        assert cli.main(command) == 1
+        assert "model.safetensors: tensor model.norm.weight holds 16" in capsys.readouterr().err
+    assert cli.main(["convert", "spoilt", "no"]) == 1
+    assert not (here / "no").exists()
+
+
+# A model and a tokenizer, a run and its data --------------------------------------------------
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_everywhere(here, capsys):
+    config = {**ARCHITECTURE, "vocab_size": 100}
+    files = tokenizers.byte_tokenizer()
+    hub.save_model("narrow", *hub.init_model(config, jax.random.key(0), files=files))
+    fresh = [f"model.fresh={json.dumps(config)}", "model.path=null", "model.tokenizer=bytes"]
+    commands = [
+        (2, ["train", "sft.yaml", "run=never", "model.path=narrow"]),
+        (2, ["train", "sft.yaml", "run=never", *fresh]),
+        (1, ["inspect", "sft.yaml", "model.path=narrow"]),
+        (1, ["inspect", "sft.yaml", *fresh]),
+        (1, ["eval", "narrow", "chat.jsonl"]),
+        (1, ["sample", "narrow", "--prompt", "a"]),
+        (1, ["convert", "narrow", "no"]),
+    ]
+    for code, command in commands:
+        assert cli.main(command) == code, command
+        said = capsys.readouterr().err
+        assert "the tokenizer has 260 ids, and " in said
+        assert "a vocabulary of 100; use the model's own tokenizer" in said
+    assert not (here / "never").exists()
+    assert not (here / "no").exists()
+
+
+def test_an_added_token_that_nothing_else_needs_is_only_warned_of(caplog):
+    files = tokenizers.byte_tokenizer()
+    content = json.loads(files["tokenizer.json"])
+    image = {**content["added_tokens"][0], "id": 260, "content": "<image>"}
+    content["added_tokens"].append(image)
+    more = {**files, "tokenizer.json": json.dumps(content).encode()}
+    tokenizer = tokenizers.load_tokenizer_from_files(more)
+    assert tokenizer.vocab_size == 261
+    setup.check_vocabulary(tokenizer, 261, "m")
+    assert caplog.text == ""
+    setup.check_vocabulary(tokenizer, 260, "m")
+    assert "a text that holds <image> cannot be read" in caplog.text
+    with pytest.raises(ValueError, match="261 ids, and m a vocabulary of 259"):
+        setup.check_vocabulary(tokenizer, 259, "m")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.train=chats.jsonl", "data.train: chats.jsonl: no such file or folder"),
+        ("data.eval=[chat.jsonl,no/*.jsonl]", "data.eval: no/*.jsonl: no file matches"),
+        ("data.train={chat.jsonl: 1, no: 2}", "data.train: no: no such file or folder"),
+        ("model.path=./tniy", "model: ./tniy: no such folder"),
+        ("model.tokenizer=./tniy", "no such tokenizer folder or file, and not a hub id"),
+        ("model.adapter=tniy", "model: tniy: no such"),
+        ("steps=0", "steps is 0; it must be at least 1"),
+    ],
+)
+def test_what_is_not_there_is_found_before_a_run_is_begun(here, capsys, setting, said):
+    assert cli.main(["train", "sft.yaml", "run=never", setting]) == 2
+    assert said in capsys.readouterr().err
+    assert not (here / "never").exists()
+
+
+def test_rows_longer_than_the_model_are_warned_of(here, caplog):
+    assert cli.main(["eval", "tiny", "chat.jsonl", "data.max_length=256"]) == 0
+    assert "positions" not in caplog.text
+    assert cli.main(["eval", "tiny", "chat.jsonl", "data.max_length=257"]) == 0
+    assert "data.max_length is 257, and the model was made for 256 positions" in caplog.text
+    caplog.clear()
+    _, config = recipes.load("sft.yaml", ["data.max_length=300"])
+    inputs.check(config)
+    assert "Set data.max_length=256, or raise max_position_embeddings" in caplog.text
+
+
+def test_convert_overwrites_on_request_only_and_never_its_source(here, capsys):
+    hub.convert("tiny", "taken", dtype="bfloat16")
+    before = (here / "taken" / "model.safetensors").read_bytes()
+    assert cli.main(["convert", "tiny", "taken"]) == 2
+    assert "taken is not empty; choose another folder, or give --overwrite" in (
+        capsys.readouterr().err
+    )
+    assert (here / "taken" / "model.safetensors").read_bytes() == before
+    assert cli.main(["convert", "tiny", "taken", "--overwrite"]) == 0
+    assert (here / "taken" / "model.safetensors").read_bytes() != before
+    for source, target in (("tiny", "./tiny"), ("run", "run")):
+        assert cli.main(["convert", source, target, "--overwrite"]) == 2
+        assert "is SOURCE itself" in capsys.readouterr().err
 
 
 def test_eval_takes_keys_of_the_data(here, capsys):

@@ -238,6 +238,26 @@ def test_weights_that_do_not_fit_are_refused_by_file_and_tensor(change, words, f
     assert str(folder) in str(caught.value)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_numbers_that_are_not_finite_are_refused_by_file_and_tensor(bad, name, folder):
+    def spoil(arrays):
+        arrays[name] = arrays[name].copy()
+        arrays[name].flat[5] = bad
+
+    rewrite(folder, spoil)
+    with pytest.raises(ValueError, match=f"tensor {name} holds 1 numbers that are NaN") as caught:
+        hub.load_model(folder)
+    assert str(folder / "model.safetensors") in str(caught.value)
+
+
+def test_numbers_too_large_for_the_type_asked_for_are_refused(folder):
+    rewrite(folder, lambda arrays: arrays["model.norm.weight"].fill(1e6))
+    hub.load_model(folder, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"model.norm.weight holds 16 .* infinite as float16"):
+        hub.load_model(folder, dtype="float16")
+
+
 def test_harmless_extras_are_accepted(tmp_path):
     model, params = llama(tie_word_embeddings=True)
     hub.save_model(tmp_path / "a", model, params)
@@ -296,8 +316,15 @@ def test_an_unknown_field_or_architecture_is_refused_by_name(folder):
     with pytest.raises(ValueError, match="moe_router"):
         hub.load_model(folder)
     path.write_text(json.dumps(hf | {"model_type": "mamba"}))
-    with pytest.raises(ValueError, match="mamba"):
+    with pytest.raises(ValueError, match="mamba") as caught:
         hub.load_model(folder)
+    assert str(caught.value).startswith(f"{folder}/config.json: ")
+
+
+def test_the_architecture_is_read_without_weights(folder):
+    expected = hub.load_model(folder)[0].config
+    (folder / "model.safetensors").unlink()
+    assert hub.load_config(folder) == expected
 
 
 def test_a_mistyped_path_is_never_asked_of_the_hub(folder, monkeypatch):
@@ -362,6 +389,9 @@ def test_convert_changes_the_type_and_keeps_the_rest(folder, tmp_path):
     assert contents(tmp_path / "half") == contents(tmp_path / "same")
     with pytest.raises(ValueError, match="is the source as well"):
         hub.convert(folder, folder)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ValueError, match="is the source as well"):
+        hub.convert(folder, tmp_path / "link")
 
 
 def test_an_unknown_dtype_is_refused(folder):

@@ -133,6 +133,25 @@ def test_gradient_of_a_greedy_choice_is_zero():
     np.testing.assert_array_equal(gradient, np.zeros(5))
 
 
+@pytest.mark.parametrize("temperature", [1e-42, 1e-38, 1e-30, 1e-21])
+def test_temperatures_that_would_overflow_are_greedy(temperature):
+    logits = jnp.array([[1e3, 1e4, 1e4, -1e4], [-3e4, -1.0, -2.0, -1e30]])
+    kept_cold = sampling.truncate(logits, temperature=temperature)
+    np.testing.assert_array_equal(kept_cold, sampling.truncate(logits, temperature=0.0))
+    keys = jax.random.split(jax.random.key(0), 2)
+    tokens, logps = sampling.sample_token(keys, logits, temperature=temperature)
+    np.testing.assert_array_equal(tokens, [1, 1])
+    np.testing.assert_array_equal(logps, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 1e-15, 1e-3])
+def test_the_least_temperatures_stay_finite(temperature):
+    logits = jnp.array([1e4, 9e3, -1e4])
+    kept_cold = sampling.truncate(logits, temperature=jnp.float32(temperature))
+    assert np.isfinite(kept_cold).all()
+    np.testing.assert_array_equal(jax.nn.softmax(kept_cold), [1, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -2,9 +2,13 @@
 
 import argparse
 import re
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from jaxpost.config import ConfigError, names
+from jaxpost.options import Range
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,8 +29,29 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}{names.did_you_mean(near) or f'; see {self.prog} --help'}")
 
 
+def within(kind: type[int] | type[float], **ends: float) -> Callable[[str], Any]:
+    """The type of an option that takes the numbers of a `Range`."""
+    numbers = Range(**ends)
+
+    def read(text: str) -> int | float:
+        number = kind(text)
+        wrong = numbers.refuses("it", number)
+        if wrong:
+            raise argparse.ArgumentTypeError(wrong)
+        return number
+
+    read.__name__ = kind.__name__  # what argparse calls it, where the text is no number
+    return read
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options of verbs that load a model."""
     parser.add_argument("--adapter", help="a PEFT adapter to put on MODEL")
     parser.add_argument("--step", default="latest", help="of a run: latest, best or a number")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: as stored)")
+    dtype_option(parser)
+
+
+def dtype_option(parser: argparse.ArgumentParser) -> None:
+    """The type of the parameters."""
+    text = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]} (default: as stored)"
+    parser.add_argument("--dtype", choices=DTYPES, metavar="TYPE", help=text)

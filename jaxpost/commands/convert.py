@@ -2,26 +2,21 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxpost import hub
-from jaxpost.commands import arguments, compile_cache, models
-
-DESCRIPTION = """Writes a Hugging Face folder, which transformers and vLLM load unchanged.
-
-SOURCE is a Hugging Face folder or hub id, a .gguf file (or a wheel or zip that holds one), a PEFT
-adapter (folded into its base model), a run's folder, or one of its checkpoints."""
+from jaxpost.commands import compile_cache, models, usage
 
 
 def main(argv: Sequence[str]) -> int:
     """Converts one model."""
-    parser = arguments.Parser("convert", DESCRIPTION)
-    parser.add_argument("source", metavar="SOURCE", help="what to convert")
-    parser.add_argument("target", metavar="TARGET", help="the folder to write")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: as stored)")
-    parser.add_argument("--adapter", help="a PEFT adapter to fold into SOURCE")
-    parser.add_argument("--base", help="the base of SOURCE, where SOURCE is an adapter")
-    parser.add_argument("--step", default="latest", help="of a run: latest, best or a number")
+    parser = usage.convert()
     options = parser.parse_args(argv)
+    target = Path(options.target).expanduser()
+    if target.exists() and target.resolve() == Path(options.source).expanduser().resolve():
+        parser.error(f"{target} is SOURCE itself; choose another folder")
+    if target.is_dir() and any(target.iterdir()) and not options.overwrite:
+        parser.error(f"{target} is not empty; choose another folder, or give --overwrite")
     compile_cache.use_compile_cache()
     if models.is_run(options.source):
         convert_run(options)
@@ -48,4 +43,5 @@ def convert(options: argparse.Namespace) -> None:
         if adapter is not None:
             raise ValueError("--base says that SOURCE is the adapter; leave --adapter out")
         source, adapter = options.base, options.source
+    models.check_tokenizer(source)
     hub.convert(source, options.target, dtype=options.dtype, adapter=adapter)

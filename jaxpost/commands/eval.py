@@ -10,16 +10,9 @@ from rich import console, table
 
 from jaxpost import config as configs
 from jaxpost.batch import TokenBatch
-from jaxpost.commands import arguments, compile_cache, models
+from jaxpost.commands import compile_cache, inputs, models, usage
 from jaxpost.data import chat, sources
 from jaxpost.recipes import evaluation
-
-DESCRIPTION = """Measures a model on a data file: loss (nats a target), perplexity and token
-accuracy, and with --generate the share of rows that it answers exactly as the data does.
-
-MODEL is a Hugging Face folder or hub id, or a run's folder. DATA is a file, folder or glob of any
-row type that training reads. key=value pairs set keys of `data` and `chat` as in a configuration,
-data.max_length=512 for instance; of a run they start from its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,23 +25,14 @@ class Settings:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the measures as a table, or as JSON."""
-    parser = arguments.Parser("eval", DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("data", metavar="DATA")
-    parser.add_argument("overrides", metavar="key=value", nargs="*")
-    arguments.add_model_options(parser)
-    parser.add_argument("--batch-size", type=int, default=8, help="rows at once (default: 8)")
-    parser.add_argument("--rows", type=int, help="only the first so many rows")
-    parser.add_argument("--generate", type=int, default=0, help="rows to answer greedily")
-    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer (default: 128)")
-    parser.add_argument("--samples", help="write prompts, answers and verdicts to this JSONL file")
-    parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
-    options = parser.parse_intermixed_args(argv)
+    options = usage.eval().parse_intermixed_args(argv)
+    inputs.check_data(options.data, "DATA")
     compile_cache.use_compile_cache()
     opened = models.open_model(
         options.model, step=options.step, dtype=options.dtype, adapter=options.adapter
     )
     settings = read_settings(opened, options.data, options.overrides)
+    inputs.check_length(settings.data.max_length, opened.model.config)
     rows = sources.eval_stream(
         settings.data,
         chat.Tokenize(opened.tokenizer, settings.chat),

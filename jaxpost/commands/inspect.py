@@ -7,29 +7,14 @@ from collections.abc import Mapping, Sequence
 from rich import console
 
 from jaxpost.batch import TokenBatch
-from jaxpost.commands import arguments, recipes
+from jaxpost.commands import recipes, usage
 from jaxpost.data import inspect, tokenizers
 from jaxpost.recipes import setup
-
-DESCRIPTION = """Shows one batch of a configuration's data as the model will see it: every token,
-coloured by whether it is trained, where sequences begin and end, weights, counts, and what was
-dropped.
-
-Weights are shown as the data gives them; an update divides them by their sum."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Shows one batch."""
-    parser = arguments.Parser("inspect", DESCRIPTION)
-    parser.add_argument("config", metavar="CONFIG", help="the configuration file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys set over it")
-    parser.add_argument("--batch", type=int, default=0, help="which batch, from 0 (default: 0)")
-    parser.add_argument("--row", type=int, help="only this row, and a table of all its places")
-    parser.add_argument("--width", type=int, help="columns to write (default: the terminal's)")
-    parser.add_argument("--plain", action="store_true", help="marks instead of colours")
-    options = parser.parse_intermixed_args(argv)
-    if options.batch < 0:
-        parser.error(f"--batch {options.batch}: batches are counted from 0")
+    options = usage.inspect().parse_intermixed_args(argv)
     recipe, config = recipes.load(options.config, options.overrides)
     out = console.Console(width=options.width, highlight=False)
     plain = options.plain or not out.is_terminal or out.no_color

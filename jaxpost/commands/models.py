@@ -48,11 +48,29 @@ def open_model(
         if step != "latest":
             raise ValueError(f"{path} is not a run's folder, so it has no step {step}")
         model, params = hub.load_model(path, dtype=dtype)
-        opened = Opened(model, params, tokenizers.load_tokenizer(path), None)
+        tokenizer = tokenizers.load_tokenizer(path)
+        setup.check_vocabulary(tokenizer, model.config.vocab_size, path)
+        opened = Opened(model, params, tokenizer, None)
     if adapter is None:
         return opened
     model, params = hub.merge(*hub.load_adapter(adapter, opened.model, opened.params))
     return opened._replace(model=model, params=params)
+
+
+def check_tokenizer(path: str) -> None:
+    """A model folder's tokenizer, if there is one, must fit the model.
+
+    Raises:
+      ValueError: as `setup.check_vocabulary`.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        tokenizer = tokenizers.load_tokenizer(folder)
+    except FileNotFoundError:
+        return
+    setup.check_vocabulary(tokenizer, hub.load_config(folder).vocab_size, path)
 
 
 def is_run(path: str) -> bool:

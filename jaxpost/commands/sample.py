@@ -8,18 +8,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpost import rollout
-from jaxpost.commands import arguments, compile_cache, models
+from jaxpost.commands import compile_cache, models, usage
 from jaxpost.config import ConfigError
 from jaxpost.data import chat, formats
 from jaxpost.typing import Array
-
-DESCRIPTION = """Writes a model's completion of each prompt as it comes, or talks with you.
-
-MODEL is a Hugging Face folder or hub id, a run's folder, or a checkpoint. Prompts come from
---prompt, or else from standard input (as one prompt); at a terminal, without --prompt, a chat
-begins. They go through the model's chat template, where it has one, as the user's turn.
-
-In a chat, /reset forgets the conversation, /quit (or Ctrl-D) ends it, and Ctrl-C ends a reply."""
 
 Conversation = list[dict[str, Any]]
 
@@ -58,6 +50,8 @@ class Talk(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Samples, or talks."""
     options = read(argv)
+    if options.prompt is None and not options.chat and not sys.stdin.isatty():
+        options.prompt = [read_prompt()]
     compile_cache.use_compile_cache()
     opened = models.open_model(
         options.model, step=options.step, dtype=options.dtype, adapter=options.adapter
@@ -69,8 +63,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{options.model} has no chat template; it can only continue a --prompt")
     if options.chat or (options.prompt is None and templated and sys.stdin.isatty()):
         return converse(talk, key)
-    prompts = [sys.stdin.read()] if options.prompt is None else options.prompt
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(options.prompt or [read_prompt()]):
         plain = options.raw or not templated
         asked = prompt if plain else [*opening(options.system), user(prompt)]
         write(talk.reply(asked, jax.random.fold_in(key, number)))
@@ -79,30 +72,21 @@ def main(argv: Sequence[str]) -> int:
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments."""
-    parser = arguments.Parser("sample", DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--prompt", action="append", help="a prompt; may be given several times")
-    parser.add_argument("--chat", action="store_true", help="talk at the terminal")
-    parser.add_argument("--system", help="a system message to begin with")
-    parser.add_argument("--raw", action="store_true", help="continue the prompt as plain text")
-    parser.add_argument("--max-tokens", type=int, default=256, help="longest reply (default: 256)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: 0.7)")
-    parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens")
-    parser.add_argument("--top-p", type=float, help="draw from the most probable of this mass")
-    parser.add_argument("--min-p", type=float, help="least probability, as a share of the highest")
-    parser.add_argument(
-        "--stop", action="append", default=[], help="text that ends a reply; may be repeated"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    arguments.add_model_options(parser)
+    parser = usage.sample()
     options = parser.parse_args(argv)
     if options.chat and (options.prompt is not None or options.raw):
         parser.error("--chat reads what you type; leave --prompt and --raw out")
     if options.raw and options.system is not None:
         parser.error("--raw uses no chat template, so it has no place for --system")
-    if options.max_tokens < 1:
-        parser.error(f"--max-tokens {options.max_tokens}: give at least 1")
     return options
+
+
+def read_prompt() -> str:
+    """Standard input as one prompt."""
+    prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise ConfigError("there is no prompt: standard input is empty; give --prompt TEXT")
+    return prompt
 
 
 def converse(talk: Talk, key: Array) -> int:
@@ -124,6 +108,8 @@ def converse(talk: Talk, key: Array) -> int:
             answer = write(reply, interruptible=True)
             messages = [*tried, {"role": "assistant", "content": answer}]
             turn += 1
+    if not turn and not sys.stdin.isatty():
+        raise ConfigError("nothing was said: --chat reads turns from standard input, one a line")
     return 0
 
 

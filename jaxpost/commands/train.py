@@ -32,8 +32,9 @@ def main(arguments: Sequence[str]) -> int:
         show_keys(path, overrides)
         return 0
     recipe, config = recipes.load(path, overrides)
-    from jaxpost.commands import compile_cache
+    from jaxpost.commands import compile_cache, inputs
 
+    inputs.check(config)
     compile_cache.use_compile_cache()
     return recipe.train(config) or 0
 

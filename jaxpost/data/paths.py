@@ -38,7 +38,12 @@ SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
 
 
 def open_path(path: str) -> list[Reader]:
-    """Readers of every file that a path stands for, in the order of their names.
+    """Readers of every file that a path stands for, in the order of their names."""
+    return [open_file(file) for file in find(path)]
+
+
+def find(path: str) -> list[Path]:
+    """The files that a path stands for, in the order of their names; none is opened.
 
     Raises:
       FileNotFoundError: nothing there; the message names what is near.
@@ -58,7 +63,7 @@ def open_path(path: str) -> list[Reader]:
             raise FileNotFoundError(f"{path}: no file matches this pattern{nearby(found)}")
     else:
         raise FileNotFoundError(f"{path}: no such file or folder{nearby(found)}")
-    return [open_file(file) for file in files]
+    return files
 
 
 def open_file(path: Path) -> Reader:

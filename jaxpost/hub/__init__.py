@@ -2,7 +2,7 @@
 
 from jaxpost.hub.adapters import load_adapter, save_adapter
 from jaxpost.hub.convert import convert
-from jaxpost.hub.load import init_model, load_model
+from jaxpost.hub.load import init_model, load_config, load_model
 from jaxpost.hub.save import save_model
 from jaxpost.models.lora import add_lora, merge, trainable
 
@@ -11,6 +11,7 @@ __all__ = [
     "convert",
     "init_model",
     "load_adapter",
+    "load_config",
     "load_model",
     "merge",
     "save_adapter",

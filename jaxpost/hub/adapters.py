@@ -77,7 +77,7 @@ def read_leaf(
             raise ValueError(f"{folder / WEIGHTS}: lacks tensor {key}")
         tensor = stored.pop(key)
         reading.check_shape(key, reading.Found(tensor.file, tensor.shape), shape[:0:-1])
-        layers.append(tensor.read().T.astype(np.float32))
+        layers.append(tensors.finite(tensor.read(), key, tensor.file).T.astype(np.float32))
     return jnp.asarray(np.stack(layers))
 
 

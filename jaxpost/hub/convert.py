@@ -48,8 +48,7 @@ def convert(
         and a GGUF architecture, tokenizer or field that is not supported, by name.
     """
     path = pathlib.Path(source_path).expanduser()
-    if path.exists() and path.absolute() == pathlib.Path(target).expanduser().absolute():
-        raise ValueError(f"{os.fspath(target)}: is the source as well; choose another folder")
+    refuse_source(target, source_path, adapter)
     if path.is_file():
         if adapter is not None:
             raise ValueError(f"{path}: convert the GGUF first, then fold in the adapter")
@@ -61,10 +60,19 @@ def convert(
         if adapter is not None:
             raise ValueError(f"{path}: is an adapter itself; fold in one at a time")
         base, adapter = adapter_config.base_of(path / adapters.CONFIG), path
+        refuse_source(target, base)
     model, params = load.load_model(base)
     if adapter is not None:
         model, params = low_rank.merge(*adapters.load_adapter(adapter, model, params))
     save.save_model(target, model, params, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def refuse_source(target: source.Path, *sources: source.Path | None) -> None:
+    """Refuses to write into what is read, by whatever name."""
+    for one in sources:
+        path = None if one is None else pathlib.Path(one).expanduser()
+        if path and path.exists() and path.resolve() == pathlib.Path(target).expanduser().resolve():
+            raise ValueError(f"{os.fspath(target)}: is the source as well; choose another folder")
 
 
 @contextlib.contextmanager

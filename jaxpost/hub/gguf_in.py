@@ -152,9 +152,11 @@ def layer_names(file: File, layer: int) -> dict[str, str]:
 
 def converted(file: File, theirs: str, ours: str, dtype: np.dtype[Any]) -> tensors.Writable:
     change = change_of(file, theirs)
-    return tensors.Writable(
-        ours, file.shape(theirs), dtype, lambda: change(file.read(theirs)).astype(dtype)
-    )
+
+    def read() -> np.ndarray:
+        return tensors.finite(change(file.read(theirs)).astype(dtype), theirs, file.path)
+
+    return tensors.Writable(ours, file.shape(theirs), dtype, read)
 
 
 def change_of(file: File, name: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxpost import companions, models
 from jaxpost.hub import reading, source, tensors
 from jaxpost.models import lora as low_rank
-from jaxpost.models.model import LoRA, Model, ModelCard, Remat
+from jaxpost.models.model import LoRA, Model, ModelCard, Remat, TransformerConfig
 from jaxpost.typing import Array, Params
 
 
@@ -42,8 +42,7 @@ def load_model(
         tensor. Each names the file, and the field or tensor.
     """
     folder = source.folder_of(path_or_hub_id)
-    hf = config_of(folder)
-    config = models.config_from_hf(hf)
+    hf, config = described(folder)
     params = reading.read_params(
         folder, hf, config, None if dtype is None else parameter_dtype(dtype)
     )
@@ -80,6 +79,24 @@ def init_model(
     if lora is not None:
         return low_rank.add_lora(model, params, lora, lora_key)
     return model, params
+
+
+def load_config(path_or_hub_id: source.Path) -> TransformerConfig:
+    """The architecture of a model; its weights are not read, nor fetched.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_model`.
+    """
+    return described(source.folder_of(path_or_hub_id, ["config.json"]))[1]
+
+
+def described(folder: pathlib.Path) -> tuple[Mapping[str, Any], TransformerConfig]:
+    """The folder's `config.json`, and the architecture that it describes."""
+    hf = config_of(folder)
+    try:
+        return hf, models.config_from_hf(hf)
+    except ValueError as error:
+        raise ValueError(f"{folder}/{error}") from error  # it begins with `config.json:`
 
 
 def config_of(folder: pathlib.Path) -> Mapping[str, Any]:

@@ -138,16 +138,23 @@ def streamed(path: str, parts: Sequence[Stored], dtype: np.dtype[Any] | None) ->
     target = np.dtype(widest if dtype is None else dtype)
     if path.startswith("layers/"):
         shape = (len(parts), *stored_shape(path, (0, *parts[0].shape)))
-        pieces = ((i, one_layer(path, part)) for i, part in enumerate(parts))
+        pieces = ((part, i, one_layer(path, part)) for i, part in enumerate(parts))
     else:
-        shape, pieces = parts[0].shape, blocks(parts[0])
+        shape, pieces = parts[0].shape, ((parts[0], *block) for block in blocks(parts[0]))
     # XLA's CPU backend updates bfloat16 through float32, rewriting the whole array for each piece;
     # so there the bits are placed, as integers, and get their type at the end without a copy.
     bits = np.dtype(np.uint16) if on_cpu_in_bfloat16(target) else target
     result = jnp.zeros(shape, bits)
-    for start, piece in pieces:
-        result = place(result, np.ascontiguousarray(piece, dtype=target).view(bits), start)
+    for part, start, piece in pieces:
+        piece = tensors.finite(as_type(piece, target), part.name, part.file)
+        result = place(result, piece.view(bits), start)
     return result if bits == target else jax.device_put(np.asarray(result).view(target))
+
+
+def as_type(piece: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Contiguous, in a type; what is too large for it becomes infinite, without a warning."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(piece, dtype=dtype)
 
 
 def on_cpu_in_bfloat16(dtype: np.dtype[Any]) -> bool:

@@ -5,21 +5,24 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpost import companions
 
 Path = str | os.PathLike[str]
 
-DOWNLOADED = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
+DOWNLOADED = (*WEIGHTS, *companions.NAMES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 logger = logging.getLogger("jaxpost")
 
 
-def folder_of(path_or_hub_id: Path) -> pathlib.Path:
+def folder_of(path_or_hub_id: Path, files: Sequence[str] = DOWNLOADED) -> pathlib.Path:
     """The local folder of a model: the path itself, or the hub's files fetched to the local cache.
+
+    Of a hub repository only `files` are fetched (patterns of names).
 
     A name is asked of the hub only if it has the form `owner/name` and neither it nor `owner`
     exists here; the log says so when it happens.
@@ -41,20 +44,16 @@ def folder_of(path_or_hub_id: Path) -> pathlib.Path:
             f"{name}: no such folder (looked in {path.parent.absolute()}). A model of the Hugging "
             f"Face hub is written owner/name."
         )
-    return fetched(name)
+    return fetched(name, files)
 
 
-def fetched(hub_id: str) -> pathlib.Path:
-    """The hub repository's folder in the local cache, fetched if needed; weights as safetensors."""
+def fetched(hub_id: str, files: Sequence[str]) -> pathlib.Path:
+    """The hub repository's folder in the local cache, files fetched where needed."""
     import huggingface_hub
 
     logger.warning("no local folder %s: asking the Hugging Face hub for it", hub_id)
     try:
-        return pathlib.Path(
-            huggingface_hub.snapshot_download(
-                hub_id, allow_patterns=[*DOWNLOADED, *companions.NAMES]
-            )
-        )
+        return pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(files)))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise FileNotFoundError(
             f"{hub_id}: there is no such local folder, and the Hugging Face hub did not give it "

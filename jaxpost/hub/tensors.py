@@ -35,6 +35,21 @@ class Stored(NamedTuple):
             raise ValueError(f"{self.file}: cannot read tensor {self.name}: {error}") from error
 
 
+def finite(array: np.ndarray, name: str, file: pathlib.Path) -> np.ndarray:
+    """The array itself, if it holds no NaN and no infinity.
+
+    Raises:
+      ValueError: it does; the message names the tensor, the file and the type.
+    """
+    good = np.isfinite(array)
+    if not good.all():
+        raise ValueError(
+            f"{file}: tensor {name} holds {good.size - np.count_nonzero(good)} numbers that are "
+            f"NaN or infinite as {array.dtype}; the file is broken, or needs a wider type"
+        )
+    return array
+
+
 def stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
     """The tensors of a model folder by name, sorted; only file headers have been read.
 

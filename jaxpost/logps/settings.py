@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     def whole(self) -> bool:
         """Whether the distribution needs all of a token's logits together."""
         truncated = (self.top_k, self.top_p, self.min_p) != (None, None, None)
-        return truncated or self.temperature == 0
+        return truncated or sampling.is_greedy(self.temperature)
 
 
 def logits_of(settings: Settings, raw: Array) -> Array:

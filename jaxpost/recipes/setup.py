@@ -1,18 +1,21 @@
 """What every recipe shares: the policy it trains, going on after a stop, and the way out."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpost import checkpoint, hub, runs, train_step, writer
+from jaxpost import checkpoint, hub, models, runs, train_step, writer
 from jaxpost.data import sources, tokenizers
 from jaxpost.models import lora as low_rank
-from jaxpost.models.model import LoRA, Model
+from jaxpost.models.model import LoRA, Model, TransformerConfig
 from jaxpost.options import check_ranges, option
 from jaxpost.typing import Array, Params
+
+log = logging.getLogger(__name__)
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -47,7 +50,7 @@ class ModelConfig:
     dtype: DType | None = option("float32", "parameter type; null for the type stored")
     compute_dtype: DType | None = option(None, "activation type; null takes the parameters' type")
     remat: Literal["none", "dots", "full"] = option(
-        "dots", "what the backward pass computes again: nothing, all but matrix products, all"
+        "dots", "what the backward pass repeats: nothing, all but products and attention, or all"
     )
     lora: LoRAConfig | None = option(None, "train low-rank adapters only")
     adapter: str | None = option(None, "PEFT adapter folder to start the adapters from")
@@ -102,11 +105,49 @@ def load_policy(config: ModelConfig, key: Array) -> Policy:
 
 
 def load_tokenizer(config: ModelConfig) -> tokenizers.Tokenizer:
+    """The tokenizer, which must fit the model; of the latter only the config is read."""
     if config.tokenizer == "bytes":
-        return tokenizers.load_tokenizer_from_files(tokenizers.byte_tokenizer())
-    source = config.tokenizer or config.path
-    assert source is not None
-    return tokenizers.load_tokenizer(source)
+        found = tokenizers.load_tokenizer_from_files(tokenizers.byte_tokenizer())
+    else:
+        source = config.tokenizer or config.path
+        assert source is not None
+        found = tokenizers.load_tokenizer(source)
+    size = architecture_of(config, found.vocab_size).vocab_size
+    check_vocabulary(found, size, config.path or "model.fresh")
+    return found
+
+
+def architecture_of(config: ModelConfig, vocab_size: int = 1) -> TransformerConfig:
+    """The architecture, without weights; `vocab_size` is that of a fresh model that names none."""
+    if config.fresh is not None:
+        return models.config_from_hf({"vocab_size": vocab_size, **config.fresh})
+    assert config.path is not None
+    return hub.load_config(config.path)
+
+
+def check_vocabulary(
+    tokenizer: tokenizers.HubTokenizer | tokenizers.PieceTokenizer, size: int, model: str
+) -> None:
+    """Refuses a tokenizer that gives ids which the model has no embedding for.
+
+    Added tokens above the vocabulary that only their own name spells (as Gemma 3's token for
+    images, in its text models) are warned of.
+
+    Raises:
+      ValueError: with both sizes.
+    """
+    above = set(range(size, tokenizer.vocab_size))
+    if not above:
+        return
+    ends = {tokenizer.bos_id, tokenizer.pad_id, *tokenizer.eos_ids}
+    sizes = f"the tokenizer has {tokenizer.vocab_size} ids, and {model} a vocabulary of {size}"
+    if above - tokenizer.special_ids or above & ends:
+        raise ValueError(
+            f"{sizes}; use the model's own tokenizer, or a model whose vocab_size (in its "
+            f"config.json, or in model.fresh) is at least {tokenizer.vocab_size}"
+        )
+    spelt = ", ".join(tokenizer.decode([number]) for number in sorted(above)[:3])
+    log.warning("%s: a text that holds %s cannot be read", sizes, spelt)
 
 
 def resume(
