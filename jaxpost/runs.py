@@ -38,10 +38,10 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -51,9 +51,19 @@ from jax.experimental import multihost_utils
 log = logging.getLogger(__name__)
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: stopped on request, state saved, run again to go on
-FREE_KEYS = ("checkpoint", "log", "eval", "steps", "run", "resume_anyway")
+FREE_KEYS = (
+    "checkpoint", "log", "eval", "steps", "run", "resume_anyway", "data.eval", "data.workers",
+)  # fmt: skip
+# What the shapes of the state and the data position hang on: no resume_anyway gets past these,
+FIXED_KEYS = (
+    "recipe", "seed", "batch_size", "data", "model.fresh", "model.tokenizer", "model.dtype",
+    "model.lora.rank", "model.lora.targets", "optimizer.name",
+)  # fmt: skip
+# nor past a change of these from none to some or back.
+SWITCHES = ("ema_decay", "model.lora", "optimizer.max_grad_norm", "optimizer.weight_decay")
 RECORDS = ("metrics.jsonl", "samples.jsonl")
 _HEARTBEAT = 15.0  # seconds between touches of the lock
+_NAMED = 5  # lines quoted in warnings, at most
 _SILENT = 90.0  # seconds after which a lock of another machine counts as left behind
 
 
@@ -61,19 +71,41 @@ class RunError(RuntimeError):
     """The folder cannot be used for this run; the message says why and what to do."""
 
 
-def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose values differ, as lines `optimizer.learning_rate: 1e-05 -> 2e-05`."""
-    before, after = _flat(_plain(old)), _flat(_plain(new))
-    return [
-        f"{key}: {_shown(before, key)} -> {_shown(after, key)}"
-        for key in sorted({*before, *after})
-        if key not in before or key not in after or before[key] != after[key]
-    ]
+class Change(NamedTuple):
+    """A dotted key whose value differs; `...` stands for an absent one."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        old, new = ("(absent)" if x is ... else json.dumps(x) for x in (self.old, self.new))
+        return f"{self.key}: {old} -> {new}"
+
+    @property
+    def free(self) -> bool:
+        """Whether it changes nothing in what is trained."""
+        return _within(self.key, FREE_KEYS)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether what was saved cannot go on under it."""
+        some = [value not in (..., None, 0) for value in (self.old, self.new)]
+        return _within(self.key, FIXED_KEYS) or (self.key in SWITCHES and some[0] != some[1])
 
 
-def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Those of `config_changes` that would change what is trained."""
-    return [line for line in config_changes(old, new) if not _is_free(line.split(":")[0])]
+def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """What differs; as text `optimizer.learning_rate: 1e-05 -> 2e-05`."""
+    return list(_changes(_plain(old), _plain(new)))
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[Change]:
+    for key in sorted({*old, *new}):
+        change = Change(prefix + key, old.get(key, ...), new.get(key, ...))
+        if isinstance(change.old, dict) and isinstance(change.new, dict):
+            yield from _changes(change.old, change.new, f"{change.key}.")
+        elif change.old != change.new:
+            yield change
 
 
 def check_finite(step: int, metrics: Mapping[str, float]) -> None:
@@ -109,6 +141,7 @@ class Run:
     steps: int
     finished: bool = False
     stopped: signal.Signals | None = None
+    _config: str = ""
     _done: int | None = None
     _undo: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
@@ -128,7 +161,9 @@ class Run:
         return self.stopped is not None
 
     def resume(self, step: int) -> None:
-        """Start from `step` (0: afresh): cut the records written after it, so none comes twice.
+        """Start from `step` (0: afresh): write the configuration, cut the records that come after.
+
+        Call it once state and data position are restored: what fails before changes nothing.
 
         Raises:
           RunError: the run was finished once, and there is no checkpoint of it any more.
@@ -140,6 +175,7 @@ class Run:
                 "from; put them back, or choose another run folder"
             )
         if _primary():
+            _write(self.folder / "config.yaml", self._config)
             last = step if step > 0 else -1  # afresh: what was measured before step 1 comes again
             for name in RECORDS:
                 count = _truncate(self.folder / name, last)
@@ -170,7 +206,10 @@ class Run:
     ) -> None:
         if error is not None and not self.finished and _primary():
             lines = traceback.format_exception(kind, error, trace)
-            with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
+            with (
+                contextlib.suppress(OSError),  # a full disk, say: the error itself goes on
+                (self.folder / "log.txt").open("a", encoding="utf-8") as file,
+            ):
                 file.write("".join(lines))
         elif self.stopped is not None and self._done is None:
             log.info("stopped by %s; run the same command again to go on", self.stopped.name)
@@ -188,15 +227,18 @@ def open_run(
 
     Args:
       folder: made if it does not exist.
-      config: the resolved configuration, plain values only; written to `config.yaml`.
+      config: the resolved configuration, plain values only; `Run.resume` writes it.
       steps: how many updates the run has; one that got there is `finished`.
       resume_anyway: go on although the configuration changed in what is trained.
 
     Raises:
-      RunError: another job holds the folder, or the configuration changed (the changes are listed;
-        `checkpoint.*`, `log.*`, `eval.*` and `steps` may change freely).
+      RunError: another job holds the folder, or it cannot be written, or the configuration changed
+        (the changes are listed; FREE_KEYS may change freely).
     """
-    run = Run(Path(folder).absolute(), steps)
+    if not os.fspath(folder).strip():
+        raise RunError("run is empty; name the folder of the run")
+    text = yaml.safe_dump(_plain(config), sort_keys=False)
+    run = Run(Path(folder).absolute(), steps, _config=text)
     try:
         with _on_primary_first():
             if _primary():
@@ -213,7 +255,10 @@ def open_run(
 
 def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
     """What process 0 does on opening; nothing is written before every check has passed."""
-    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"run: {run.folder} cannot be a folder ({error.strerror})") from error
     run._undo.enter_context(_lock(run.folder / "lock.json"))
     changes = _check_config(run.folder, config, resume_anyway)
     done = _finished_step(run.folder)
@@ -224,30 +269,45 @@ def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
             "Raise steps to train on, or choose another run folder to train anew"
         )
         return
-    _write(run.folder / "config.yaml", yaml.safe_dump(_plain(config), sort_keys=False))
     run._undo.enter_context(_logging_to(run.folder / "log.txt"))
     log.info("run %s, process %d on %s", run.folder, os.getpid(), socket.gethostname())
     for line in changes:
         log.info("changed since the last job: %s", line)
 
 
-def _check_config(folder: Path, config: Mapping[str, Any], resume_anyway: bool) -> list[str]:
+def _check_config(folder: Path, config: Mapping[str, Any], resume_anyway: bool) -> list[Change]:
     """Changes since the last job, if they are allowed; they do not matter before a checkpoint."""
     path = folder / "config.yaml"
     if not path.exists() or not _has_checkpoints(folder):
         return []
     try:
-        old = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise RunError(f"{path} cannot be read ({error}); restore or remove it") from error
-    refused = refused_changes(old, config)
-    if refused and not resume_anyway:
+        old = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(old, dict):
+            raise TypeError("it holds no keys")
+        changes = config_changes(old, config)
+    except (ValueError, TypeError, yaml.YAMLError) as error:
         raise RunError(
-            f"{folder} was trained with another configuration:\n  "
-            + "\n  ".join(refused)
-            + "\nUse that configuration, choose another run folder, or add resume_anyway=true"
+            f"{path} cannot be read ({error}); restore it, or remove it to go on without comparing "
+            "configurations"
+        ) from error
+    refused = [change for change in changes if not change.free]
+    if refused and not resume_anyway:
+        raise RunError(_refusal(folder, refused))
+    return changes
+
+
+def _refusal(folder: Path, refused: list[Change]) -> str:
+    fixed = [change.key for change in refused if change.fixed]
+    way = "Use that configuration, choose another run folder, or add resume_anyway=true"
+    if fixed:
+        way = (
+            f"Put {', '.join(fixed)} back, or choose another run folder: what was saved cannot go "
+            "on otherwise"
         )
-    return config_changes(old, config)
+        if len(fixed) < len(refused):
+            way += " (the other changes would need resume_anyway=true)"
+    lines = "\n  ".join(map(str, refused))
+    return f"{folder} was trained with another configuration:\n  {lines}\n{way}"
 
 
 def _has_checkpoints(folder: Path) -> bool:
@@ -256,10 +316,16 @@ def _has_checkpoints(folder: Path) -> bool:
 
 def _finished_step(folder: Path) -> int:
     """The last step of a job that got to its end, or -1."""
+    path = folder / "finished.json"
     try:
-        return int(json.loads((folder / "finished.json").read_text(encoding="utf-8"))["step"])
+        return int(json.loads(path.read_text(encoding="utf-8"))["step"])
     except FileNotFoundError:
         return -1
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} does not say at which step the run was finished; remove it to go on from the "
+            "last checkpoint"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -306,7 +372,7 @@ def _lock(path: Path) -> Iterator[None]:
     finally:
         ended.set()
         beat.join()
-        with _guarded(path.parent), contextlib.suppress(OSError, ValueError):
+        with _guarded(path.parent), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if json.loads(path.read_text(encoding="utf-8"))["pid"] == os.getpid():
                 path.unlink()
 
@@ -325,17 +391,17 @@ def _guarded(folder: Path) -> Iterator[None]:
 
 def _holder(path: Path) -> dict[str, Any] | None:
     """Who holds the lock, if they are alive."""
+    here = _identity()
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        host, pid, start = holder["host"], int(holder["pid"]), holder["start"]
+        held = json.loads(path.read_text(encoding="utf-8"))
+        holder = {**{key: held[key] for key in here}, "pid": int(held["pid"])}
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
         log.warning("%s cannot be read and was taken over", path)
         return None
-    here = _identity()
-    if host == here["host"]:
-        alive = holder["boot"] == here["boot"] and _start_of(pid) == start
+    if holder["host"] == here["host"]:
+        alive = holder["boot"] == here["boot"] and _start_of(holder["pid"]) == holder["start"]
     else:
         alive = _now_there(path.parent) - path.stat().st_mtime < _SILENT
     return holder if alive else None
@@ -427,27 +493,35 @@ def _leave_at_once(number: int) -> None:
 
 
 def _truncate(path: Path, step: int) -> int:
-    """Keep the lines of a JSONL file with `step` at most this one; returns how many went.
+    """Keep the records of a JSONL file with `step` at most this one; returns how many went.
 
-    A last line that a kill cut short goes too. Written beside and renamed, so that a kill here
-    leaves either file whole.
+    A last line that a kill cut short counts among them; what else is no record goes with a warning.
+    Written beside and renamed, so that a kill here leaves either file whole.
     """
     if not path.exists():
         return 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if _belongs(line, step)]
-    if len(kept) < len(lines):
-        _write(path, b"".join(kept))
-    return len(lines) - len(kept)
+    before = path.read_bytes()
+    lines = before.splitlines()
+    steps = [_step_of(line) for line in lines]
+    cut = 1 if before and not before.endswith(b"\n") and steps[-1] is None else 0
+    strange = [n for n, found in enumerate(steps[: len(lines) - cut]) if found is None]
+    for n in strange[:_NAMED]:
+        log.warning("%s line %d is no record and was removed: %r", path, n + 1, lines[n][:200])
+    if len(strange) > _NAMED:
+        log.warning("%s: %d more such lines were removed", path, len(strange) - _NAMED)
+    belong = (found is not None and found <= step for found in steps)
+    after = b"".join(line + b"\n" for line in itertools.compress(lines, belong))
+    if after != before:
+        _write(path, after)
+    return len(lines) - after.count(b"\n") - len(strange)
 
 
-def _belongs(line: bytes, step: int) -> bool:
-    if not line.endswith(b"\n"):
-        return False
+def _step_of(line: bytes) -> int | None:
+    """The step of a record; None for what is none."""
     try:
-        return json.loads(line)["step"] <= step
+        return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 @contextlib.contextmanager
@@ -456,7 +530,7 @@ def _logging_to(path: Path) -> Iterator[None]:
 
     What Orbax and others say through absl goes to the file only.
     """
-    to_file = logging.FileHandler(path, encoding="utf-8")
+    to_file = _File(path, encoding="utf-8")
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     ours, theirs = logging.getLogger("jaxpost"), logging.getLogger("absl")
     before = ours.level, ours.propagate, theirs.propagate
@@ -474,6 +548,21 @@ def _logging_to(path: Path) -> Iterator[None]:
         to_file.close()
         ours.setLevel(before[0])
         ours.propagate, theirs.propagate = before[1:]
+
+
+class _File(logging.FileHandler):
+    """Training does not end for want of a log: where it cannot be written, that is said once."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self.told:
+            self.told = True
+            _say(f"warning: {self.baseFilename} cannot be written: {sys.exc_info()[1]}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what is still in its buffer
+            super().close()
 
 
 class _Terminal(logging.Handler):
@@ -501,30 +590,28 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"the configuration must hold plain values: {error}") from error
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict) or (prefix and not tree):
-        return {prefix: tree}
-    parts = (_flat(value, f"{prefix}.{key}" if prefix else key) for key, value in tree.items())
-    return dict(itertools.chain.from_iterable(part.items() for part in parts))
-
-
-def _shown(flat: Mapping[str, Any], key: str) -> str:
-    return json.dumps(flat[key]) if key in flat else "(absent)"
-
-
-def _is_free(key: str) -> bool:
-    return key.split(".")[0] in FREE_KEYS
+def _within(key: str, keys: Collection[str]) -> bool:
+    """Whether a dotted key is one of these, or part of one."""
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
 def _write(path: Path, content: str | bytes) -> None:
     """Whole or not at all."""
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise RunError(
+            f"{path} could not be written ({error.strerror}); put that right and run the same "
+            "command again"
+        ) from error
 
 
 def _say(text: str) -> None:

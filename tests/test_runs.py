@@ -1,5 +1,7 @@
 """A run's folder under kills, signals, second jobs and changed configurations."""
 
+import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -11,10 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 import yaml
 
-from jaxpost import runs
+from jaxpost import optimizers, runs
 
 LOOP = Path(__file__).with_name("crash_loop.py")
 STEPS = 30
@@ -66,6 +70,25 @@ def assert_like(folder: Path, straight: Path) -> None:
 
 def newest_after_each_child(out: str) -> list[int]:
     return [int(line.split()[2]) for line in out.splitlines() if line.startswith("child")]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """`(name, options)` → a folder that is a file system of its own."""
+    mounted = []
+
+    def mount(name: str, options: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={options}", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("needs root, to mount a small disk")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 # Kills -----------------------------------------------------------------------------------------
@@ -231,7 +254,8 @@ def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
         logging.getLogger("jaxpost").propagate = True
         with caplog.at_level(logging.INFO, "jaxpost"):
             run.resume(2)
-        assert "metrics.jsonl: cut 3 records that come after step 2" in caplog.text
+        assert "metrics.jsonl: cut 2 records that come after step 2" in caplog.text
+        assert r"metrics.jsonl line 4 is no record and was removed: b'\x00\x00'" in caplog.text
         assert (tmp_path / "metrics.jsonl").read_bytes() == (
             b'{"step": 1, "loss": 1.0}\n{"step": 2}\n'
         )
@@ -240,6 +264,84 @@ def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
         run.resume(2)
         assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == stamp
     assert "samples.jsonl: cut 1 records that" in (tmp_path / "log.txt").read_text()
+
+
+def test_what_is_no_record_is_quoted_with_its_line_and_what_belongs_is_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\nmine\n[]\n{"step": null}\n\n{"a": 1}\nx\ny\n{"step": 2}')
+    with runs.open_run(tmp_path, {}, steps=9) as run:
+        run.resume(2)
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    log = (tmp_path / "log.txt").read_text()
+    warned = [line.split(" WARNING ")[1] for line in log.splitlines() if " WARNING " in line]
+    assert warned == [
+        f"{path} line 2 is no record and was removed: b'mine'",
+        f"{path} line 3 is no record and was removed: b'[]'",
+        f"{path} line 4 is no record and was removed: b'{{\"step\": null}}'",
+        f"{path} line 5 is no record and was removed: b''",
+        f"{path} line 6 is no record and was removed: b'{{\"a\": 1}}'",
+        f"{path}: 2 more such lines were removed",
+    ]
+    assert "cut" not in log
+
+
+def test_a_folder_that_cannot_be_one_is_refused_by_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    for folder, words in (
+        ("file", r"run: .*/file cannot be a folder \(File exists\)"),
+        ("file/below", r"run: .*/file/below cannot be a folder \(Not a directory\)"),
+        ("", "run is empty"),
+        (" ", "run is empty"),
+    ):
+        with pytest.raises(runs.RunError, match=words):
+            runs.open_run(folder, {}, steps=1)
+    assert snapshot(tmp_path).keys() == {str(tmp_path / "file")}
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "words"),
+    [
+        ("finished.json", (b"", b"[]", b"{}", b'{"step": null}', b"\xff"), "remove it to go on"),
+        ("config.yaml", (b"", b"[]", b"3", b"a: [", b"\xff", b"a: 2024-01-01"), "restore it, or"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path, name, contents, words):
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+    for content in contents:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(runs.RunError, match=words) as error:
+            runs.open_run(tmp_path, {"a": 1}, steps=3)
+        assert str(error.value).startswith(str(tmp_path / name))
+    assert not (tmp_path / "lock.json").exists()
+
+
+def test_a_full_disk_is_named_and_hides_no_other_error(tmp_path, small_disk, capsys):
+    folder = small_disk("run", "64k")
+
+    def train():
+        with runs.open_run(folder, {}, steps=9) as run:
+            run.resume(0)
+            with contextlib.suppress(OSError):
+                (folder / "ballast").write_bytes(b"x" * 100_000)
+            for _ in range(50):
+                logging.getLogger("jaxpost").info("x" * 100)
+            with pytest.raises(runs.RunError, match=r"finished\.json could not be written \(No"):
+                run.finish(9)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train()
+    assert not list(folder.glob(".*.tmp"))
+    said = capsys.readouterr().err
+    assert said.count("log.txt cannot be written") == 1
+    assert "Logging error" not in said
+
+
+def test_a_read_only_folder_is_named(small_disk):
+    folder = small_disk("run", "64k,ro")
+    with pytest.raises(runs.RunError, match=r"lock\.json could not be written \(Read-only"):
+        runs.open_run(folder, {}, steps=9)
 
 
 def test_starting_afresh_keeps_no_record(tmp_path):
@@ -253,7 +355,8 @@ def test_config_and_log_are_written_and_an_error_goes_to_the_log(tmp_path, capsy
     config = {"recipe": "sft", "optimizer": {"learning_rate": 1e-5, "betas": (0.9, 0.95)}}
 
     def train():
-        with runs.open_run(tmp_path, config, steps=9):
+        with runs.open_run(tmp_path, config, steps=9) as run:
+            run.resume(0)
             logging.getLogger("jaxpost.somewhere").info("a note")
             logging.getLogger("jaxpost.somewhere").warning("a warning")
             logging.getLogger("absl").error("chatter of a library")
@@ -291,44 +394,111 @@ NEW = {
 
 def test_changes_by_hand():
     assert runs.config_changes(OLD, OLD) == []
-    assert runs.config_changes(OLD, NEW) == [
+    changes = runs.config_changes(OLD, NEW)
+    assert [str(change) for change in changes] == [
         "checkpoint.every: 5 -> 7",
         "optimizer.decay: (absent) -> {}",
         "optimizer.learning_rate: 1e-05 -> 2e-05",
         "steps: 10 -> 20",
     ]
-    assert runs.refused_changes(OLD, NEW) == [
-        "optimizer.decay: (absent) -> {}",
-        "optimizer.learning_rate: 1e-05 -> 2e-05",
+    assert [change.free for change in changes] == [True, False, False, True]
+    assert list(map(str, runs.config_changes({"a": None}, {}))) == ["a: null -> (absent)"]
+    assert [
+        (str(change), change.fixed)
+        for change in runs.config_changes(
+            {"model": {"lora": None, "path": "a"}, "data": {"eval": None, "train": "x"}},
+            {"model": {"lora": {"rank": 4}, "path": "b"}, "data": {"eval": "e", "train": "y"}},
+        )
+        if not change.free
+    ] == [
+        ('data.train: "x" -> "y"', True),
+        ('model.lora: null -> {"rank": 4}', True),
+        ('model.path: "a" -> "b"', False),
     ]
-    assert runs.config_changes({"a": None}, {}) == ["a: null -> (absent)"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "lion"},
+        {"name": "sgd"},
+        {"learning_rate": 1.0},
+        {"schedule": "constant"},
+        {"warmup": 2},
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "max_grad_norm": None},
+        {"max_grad_norm": 2.0},
+        {"b1": 0.5, "eps": 1e-3},
+    ],
+)
+def test_a_change_of_the_optimizer_is_fixed_where_its_state_would_be_another(changed):
+    """So resume_anyway is offered where the checkpoint fits, and only there."""
+    configs = [optimizers.OptimizerConfig(), optimizers.OptimizerConfig(**changed)]
+    params = {"embedding": jnp.ones((3, 2))}
+    states = [
+        jax.tree_util.tree_flatten_with_path(
+            jax.eval_shape(optimizers.make_optimizer(config, 10)[0].init, params)
+        )[0]
+        for config in configs
+    ]
+    old, new = ({"optimizer": dataclasses.asdict(config)} for config in configs)
+    fits = states[0] == states[1]
+    assert any(change.fixed for change in runs.config_changes(old, new)) == (not fits)
+
+
+def resumed(folder: Path, config: dict, **options) -> None:
+    """A job that restores step 5, and resumes."""
+    with runs.open_run(folder, config, steps=config["steps"], **options) as run:
+        (run.checkpoints / "step_00000005").mkdir(parents=True, exist_ok=True)
+        run.resume(5)
 
 
 def test_a_changed_config_is_refused_with_the_changes_unless_told(tmp_path):
-    def go(config, **options):
-        with runs.open_run(tmp_path, config, steps=config["steps"], **options) as run:
-            (run.checkpoints / "step_00000005").mkdir(parents=True, exist_ok=True)
-
-    go(OLD)
+    resumed(tmp_path, OLD)
     before = (tmp_path / "config.yaml").read_text()
     with pytest.raises(runs.RunError) as error:
-        go(NEW)
+        resumed(tmp_path, NEW)
     assert "optimizer.learning_rate: 1e-05 -> 2e-05" in str(error.value)
     assert "steps" not in str(error.value)
     assert "resume_anyway=true" in str(error.value)
     assert (tmp_path / "config.yaml").read_text() == before
     assert not (tmp_path / "lock.json").exists()
-    go({**OLD, "steps": 12, "checkpoint": {"every": 1}})
-    go(NEW, resume_anyway=True)
+    resumed(tmp_path, {**OLD, "steps": 12, "checkpoint": {"every": 1}})
+    resumed(tmp_path, NEW, resume_anyway=True)
     text = (tmp_path / "log.txt").read_text()
     assert "changed since the last job: steps: 10 -> 12" in text
     assert "changed since the last job: optimizer.learning_rate: 1e-05 -> 2e-05" in text
 
 
+def test_resume_anyway_is_not_offered_where_it_cannot_help(tmp_path):
+    resumed(tmp_path, {**OLD, "batch_size": 8})
+    with pytest.raises(runs.RunError) as error:
+        resumed(tmp_path, {**OLD, "batch_size": 4, "seed": 1})
+    assert "Put batch_size, seed back, or choose another run folder" in str(error.value)
+    assert "resume_anyway=true" not in str(error.value)
+    with pytest.raises(
+        runs.RunError, match=r"Put batch_size back.*other changes would need resume"
+    ):
+        resumed(tmp_path, {**NEW, "batch_size": 4})
+
+
+def test_a_job_that_cannot_restore_leaves_config_and_records_as_they_were(tmp_path):
+    """So that the original command still goes on after `resume_anyway` was tried in vain."""
+    resumed(tmp_path, OLD)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6}\n')
+    with (
+        pytest.raises(ValueError, match="does not fit"),
+        runs.open_run(tmp_path, NEW, steps=20, resume_anyway=True),
+    ):
+        raise ValueError("the checkpoint does not fit")
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 6}\n'
+    resumed(tmp_path, OLD)
+
+
 def test_before_the_first_checkpoint_any_change_is_welcome(tmp_path):
     for config in (OLD, NEW):
-        with runs.open_run(tmp_path, config, steps=10):
-            pass
+        with runs.open_run(tmp_path, config, steps=10) as run:
+            run.resume(0)
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == runs._plain(NEW)
 
 
@@ -365,9 +535,12 @@ def test_locks_left_behind(tmp_path):
     finally:
         other.communicate(b"\n")
     runs.open_run(tmp_path, {}, steps=1).close()
-    # Cut short, which atomic writing rules out, but a user's editor does not.
-    (tmp_path / "lock.json").write_text('{"pid": 1')
-    runs.open_run(tmp_path, {}, steps=1).close()
+    # Cut short or bare, which atomic writing rules out, but a user's editor does not.
+    whole = runs._identity()
+    lacking = [json.dumps({k: v for k, v in whole.items() if k != key}) for key in whole]
+    for text in ('{"pid": 1', "", "[]", *lacking):
+        (tmp_path / "lock.json").write_text(text)
+        runs.open_run(tmp_path, {}, steps=1).close()
 
 
 def test_a_lock_of_another_machine_counts_while_it_is_touched(tmp_path):

@@ -162,8 +162,8 @@ def resume(
     if restored is None:
         run.resume(0)
         return state, None
-    run.resume(restored.step)
     data.set_state(restored.position["data"])
+    run.resume(restored.step)
     params = train_step.merge(restored.state.params, state.params, trainable)
     return restored.state._replace(params=params), restored.position["counters"]
 
