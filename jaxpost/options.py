@@ -4,36 +4,41 @@ import dataclasses
 import math
 from typing import Any
 
-LARGEST = 2**31 - 1  # what an int32 holds: no key needs more
+
+def largest(number: int | float) -> int | float:
+    """What 32 bits hold of numbers like this one (of floats: about)."""
+    return 2**31 - 1 if isinstance(number, int) else 3.4e38
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a key takes. NaN, infinity and what is over `LARGEST` are in no range."""
+    """The numbers that a key takes. NaN, infinity and what 32 bits do not hold are in none."""
 
     least: float = -math.inf
     above: float = -math.inf
     below: float = math.inf
-    most: float = LARGEST
+    most: float = math.inf
 
-    def __contains__(self, number: float) -> bool:
-        return self.least <= number <= self.most and self.above < number < self.below
+    def __contains__(self, number: int | float) -> bool:
+        fits = number <= largest(number)
+        return fits and self.least <= number <= self.most and self.above < number < self.below
 
     def __str__(self) -> str:
-        unset = {"least": -math.inf, "above": -math.inf, "below": math.inf, "most": LARGEST}
-        words = {"least": "at least", "above": "above", "below": "below", "most": "at most"}
-        return " and ".join(
-            f"{word} {getattr(self, name)}"
-            for name, word in words.items()
-            if getattr(self, name) != unset[name]
-        )
+        ends = {
+            "at least": self.least,
+            "above": self.above,
+            "below": self.below,
+            "at most": self.most,
+        }
+        return " and ".join(f"{word} {end}" for word, end in ends.items() if math.isfinite(end))
 
     def refuses(self, key: str, number: Any) -> str | None:
         """What is wrong with a key's number, if anything is; null and text are not looked at."""
         if isinstance(number, bool) or not isinstance(number, int | float) or number in self:
             return None
-        finite = f", and no more than {LARGEST}" if number > LARGEST else ""
-        return f"{key} is {number}; it must be {self}{finite}"
+        most = largest(number)
+        limit = f", and no more than {most}" if number > most else ""
+        return f"{key} is {number}; it must be {self}{limit}"
 
 
 def option(

@@ -138,6 +138,7 @@ def test_train_help_lists_the_configurations_at_hand(tmp_path, monkeypatch, caps
             "it must be at least 0, and no more than 2147483647",
         ),
         (["sample", "x", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["quickstart", "--scale", "0"], "--scale: it is 0.0; it must be above 0"),
         (["eval", "x", "y", "--rows", "0"], "--rows: it is 0; it must be at least 1"),
         (["eval", "x", "y", "--generate", "-1"], "--generate: it is -1; it must be at least 0"),
         (["eval", "x", "/nowhere/y.jsonl"], "DATA: /nowhere/y.jsonl: no such file"),

@@ -455,10 +455,10 @@ def test_another_run_of_the_same_configuration_is_the_same(tmp_path, data):
 
 @pytest.mark.slow
 def test_quickstart_goes_through_both_stages(tmp_path, capsys):
-    assert quickstart.main(["--run", str(tmp_path / "quick"), "--scale", "0.01"]) == 0
+    assert quickstart.train(tmp_path / "quick", 0.01) == 0
     page = capsys.readouterr().out
     assert "1. pretraining on text" in page
     assert "exact_match" in page
     assert (tmp_path / "quick" / "sft" / "model" / "model.safetensors").exists()
     shutil.rmtree(tmp_path / "quick" / "pretrain" / "checkpoints")  # not needed for a finished run
-    assert quickstart.main(["--run", str(tmp_path / "quick"), "--scale", "0.01"]) == 0
+    assert quickstart.train(tmp_path / "quick", 0.01) == 0

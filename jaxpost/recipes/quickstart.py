@@ -8,7 +8,6 @@ pretraining must supply the facts and fine-tuning the form; the table at the end
     jaxpost quickstart
 """
 
-import argparse
 import json
 import random
 import sys
@@ -44,15 +43,13 @@ SPEAKERS = ("Ann", "Bo", "Charlie", "Teacher", "Student", "Q", "A", "you", "me")
 DIALOGUES = ("{x}: {q}\n{y}: {c}\n", "<{x}>\n{q}\n<{y}>\n{c}\n", "{x}\n{q}\n{y}\n{c}\n")
 
 
-def main(arguments: Sequence[str] = ()) -> int:
-    """Runs both stages in a folder (again: resumes them) and prints what they reached."""
-    parser = argparse.ArgumentParser(prog="jaxpost quickstart", description=__doc__)
-    parser.add_argument("--run", default="runs/quickstart", help="folder (%(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the training steps")
-    options = parser.parse_args(arguments)
-    folder = Path(options.run)
+def train(folder: Path, scale: float = 1.0) -> int:
+    """Runs both stages in a folder (again: resumes them) and prints what they reached.
+
+    `scale` is the share of the training steps to make.
+    """
     questions = write_data(folder / "data")
-    stages = configs(folder, options.scale, questions)
+    stages = configs(folder, scale, questions)
     for name, (recipe, config) in stages.items():
         console.Console().print(f"\n[bold]{name}[/bold]  ({config.steps} updates, {config.run})")
         code = recipe.train(config)
