@@ -160,7 +160,7 @@ def test_weights_of_messages():
     with_system = {"messages": chat, "weights": [0, 1, 0, 1], "system": "Be brief."}
     assert read(with_system).weights == [0, 0, 1, 0, 1]
     assert "expected 4 numbers, one a message, or 2" in problem({"messages": chat, "weights": [1]})
-    assert "expected a weight of at least 0, got int -1" in problem(
+    assert "expected a weight of 0 to 3e+38, got int -1" in problem(
         {"messages": [{**ASSISTANT, "weight": -1}]}
     )
     assert "got float nan" in problem({"messages": chat, "weights": [math.nan] * 4})
@@ -186,6 +186,19 @@ def test_malformed_messages(messages, words):
     assert words in problem({"messages": messages})
 
 
+@pytest.mark.parametrize("part", ["prompt", "completion"])
+def test_a_number_is_no_prompt_and_no_completion(part):
+    words = f"f:1: column {part}: expected text or a list of messages, got float 1.5"
+    assert words in problem({"prompt": "q", "completion": "a"} | {part: 1.5})
+
+
+def test_arguments_of_a_call_that_cannot_be_read_stay_text():
+    for arguments in ("[" * 10**5, "1" * 5000):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        found = read({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+        assert found.messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
 def test_no_messages_are_dropped():
     assert read({"messages": []}) == read({"messages": None}) == Dropped("empty_messages", "f:1")
 
@@ -200,7 +213,7 @@ def test_prompt_completion():
     for empty in ("", None, []):
         assert read({"prompt": "p", "completion": empty}) == Dropped("empty_target", "f:1")
     assert kind({"prompt": "p", "completion": "c"}) == "prompt-completion (plain)"
-    assert "completion: expected a list of messages, got int 3" in problem(
+    assert "completion: expected text or a list of messages, got int 3" in problem(
         {"prompt": "p", "completion": 3}
     )
 
@@ -293,10 +306,13 @@ def test_padding_of_tokens_is_taken_off():
         ({"labels": [6, 7, -100]}, "label 0 is 6 and the token there is 5; labels are the tokens"),
         ({"labels": [5, 6]}, "column labels: expected 3 entries as in input_ids, got a list of 2"),
         ({"completion_mask": [0, 1, 2]}, "expected 0 and 1 only"),
-        ({"weights": [0, 1, -1]}, "expected a weight of at least 0, got int -1"),
+        ({"weights": [0, 1, -1]}, "expected a weight of 0 to 3e+38, got int -1"),
         ({"input_ids": [5, -6, 7]}, "column input_ids: token 1 is negative"),
         ({"input_ids": [5, 6.0]}, "column input_ids: expected a list of integers"),
         ({"input_ids": "x"}, "column input_ids: is text that is not JSON"),
+        ({"input_ids": [5, 10**30, 7]}, "column input_ids: token 1 is over 2147483647"),
+        ({"weights": [0, 1, 1e39]}, "expected a weight of 0 to 3e+38, got float 1e+39"),
+        ({"weights": [0, 1, 10**400]}, "expected a weight of 0 to 3e+38, got int 1000"),
         ({"position_ids": [0, 1, 0]}, "restart within the row"),
         ({"seq_lengths": [2, 1]}, "several sequences in a row"),
     ],

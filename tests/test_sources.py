@@ -95,6 +95,9 @@ def test_lines_may_end_and_begin_as_they_like(tmp_path):
         (b'["b"]', r"a\.jsonl:2: expected a JSON object, got '\[\"b\"\]'"),
         (b'{"text": "\xff"}', r"a\.jsonl:2: not UTF-8"),
         (b'{"text": 3}', r"a\.jsonl:2: column text: expected text, got int 3"),
+        (b'{"text": "\\ud83d\\ude00 \\uD800"}', r"a\.jsonl:2: \\ud800 is half of a character"),
+        (b'{"text": "b", "x": ' + b"[" * 10**5, r"a\.jsonl:2: JSON that is nested too deep"),
+        (b'{"text": "b", "x": ' + b"1" * 5000 + b"}", r"a\.jsonl:2: JSON with a number that is"),
         (b'{"txt": "b"}', r"a\.jsonl:2: no column text, which text rows need; found txt"),
     ],
 )
@@ -208,7 +211,7 @@ def test_parquet_reads_row_groups_as_they_are_needed(tmp_path):
         assert groups.get(reader.path, group).num_rows == 1
         assert len(groups._tables) == 1
     (tmp_path / "b.parquet").write_text("hello")
-    with pytest.raises(ValueError, match=r"b\.parquet: not a Parquet file"):
+    with pytest.raises(ValueError, match=r"b\.parquet: cannot be read"):
         paths.open_path(str(tmp_path / "b.parquet"))
 
 
@@ -230,6 +233,60 @@ def test_a_datasets_folder(tmp_path):
         paths.open_path(str(splits))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("state.json", b"{broken", "cannot be read: Expecting property name"),
+        ("state.json", b"\xff", "cannot be read: 'utf-8' codec"),
+        ("state.json", b"[]", "expected a map with a list"),
+        ("state.json", b'{"_data_files": [1]}', "expected a map with a list _data_files"),
+        (
+            "state.json",
+            b'{"_data_files": [{"filename": "a.arrow"}]}',
+            "names a.arrow, which is not",
+        ),
+        ("dataset_dict.json", b"[" * 10**5, "cannot be read: JSON that is nested"),
+        ("dataset_dict.json", b'{"splits": 3}', "expected a map with a list splits"),
+    ],
+)
+def test_a_broken_datasets_folder_names_the_file(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"{name}: {words}"):
+        paths.open_path(str(tmp_path))
+
+
+def write_table(path, table):
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, use_dictionary=False)
+        return
+    with (ipc.new_file if path.stem == "file" else ipc.new_stream)(str(path), table.schema) as out:
+        out.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+@pytest.mark.parametrize("place", ["pages", "length"])
+def test_a_damaged_binary_file_is_named(tmp_path, name, place):
+    """Random bytes in an Arrow file's offsets once ended the process."""
+    path = tmp_path / name
+    write_table(path, pa.table({"text": [f"row {n}" * 40 for n in range(900)]}))
+    sound = path.read_bytes()
+    if place == "pages":
+        path.write_bytes(sound[:600] + b"\xff" * 2000 + sound[2600:])
+    else:
+        path.write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(ValueError, match=rf"{name}(\[\d+\])?: cannot be read"):
+        list(sources.rows(str(path), DataConfig(str(path))))
+
+
+def test_damaged_rows_can_be_dropped(tmp_path):
+    path = tmp_path / "file.arrow"
+    write_table(path, pa.table({"text": ["abc", "def", "ghi"]}))
+    path.write_bytes(path.read_bytes().replace(b"def", b"d\xfff"))
+    found = list(sources.rows(str(path), DataConfig(str(path), malformed="drop")))
+    assert [type(row) for row in found] == [TextRow, Dropped, TextRow]
+    assert "file.arrow[1]: cannot be read" in found[1].where
+
+
 def test_array_record(tmp_path):
     path = tmp_path / "a.array_record"
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
@@ -241,8 +298,12 @@ def test_array_record(tmp_path):
     assert [reader[index][0] for index in (1, 0)] == CHATS[::-1]
     with pytest.raises(ValueError, match=r"a\.array_record\[2\]: not JSON"):
         reader[2]
+    sound = path.read_bytes()
+    path.write_bytes(sound[:100] + b"\xff" * 40 + sound[140:])
+    with pytest.raises(ValueError, match=r"a\.array_record(\[\d\])?: cannot be read"):
+        list(sources.rows(str(path), DataConfig(str(path))))
     path.write_text("hello")
-    with pytest.raises(ValueError, match=r"a\.array_record: not an ArrayRecord file"):
+    with pytest.raises(ValueError, match=r"a\.array_record: cannot be read"):
         paths.open_path(str(path))
 
 

@@ -1,11 +1,10 @@
 """The shapes of row that fine-tuning reads, and the canonical rows they become."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpost.data import json_text, pretokenized
 from jaxpost.data import messages as chats
-from jaxpost.data import pretokenized
 from jaxpost.data.kinds import Cells, Kind
 from jaxpost.data.rows import ChatRow, CompletionRow, Dropped, ReasoningRow, TextRow
 
@@ -43,6 +42,7 @@ def completion_row(cells: Cells) -> CompletionRow | ChatRow | Dropped:
     if completion is None or completion in ("", [], ()):
         return Dropped("empty_target", cells.where)
     if not isinstance(completion, str):
+        check_words(cells, "completion", completion)
         completion, own = read_messages(cells, "completion", completion)
     if cells.format.chat or isinstance(prompt, list) or isinstance(completion, list):
         prompt, completion = asked(prompt), answered(completion)
@@ -101,7 +101,15 @@ def prompt_of(cells: Cells) -> str | list[dict[str, Any]]:
     prompt = cells["prompt"]
     if prompt is None or isinstance(prompt, str):
         return prompt or ""
+    check_words(cells, "prompt", prompt)
     return read_messages(cells, "prompt", prompt)[0]
+
+
+def check_words(cells: Cells, part: str, value: Any) -> None:
+    """Refuses what is neither text nor a list."""
+    if not isinstance(value, list | tuple):
+        found = chats.described(value)
+        raise cells.error(part, f"expected text or a list of messages, got {found}")
 
 
 def asked(prompt: str | list) -> list:
@@ -143,8 +151,8 @@ def tools_of(cells: Cells) -> list | None:
     if tools is not None and not isinstance(tools, list | tuple):
         raise cells.error("tools", f"expected a list of schemas, got {chats.described(tools)}")
     try:
-        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools or ()]
-    except json.JSONDecodeError as error:
+        tools = [json_text.loads(tool) if isinstance(tool, str) else tool for tool in tools or ()]
+    except ValueError as error:
         raise cells.error("tools", f"holds text that is not JSON: {error}") from error
     for tool in tools:
         if not isinstance(tool, Mapping):

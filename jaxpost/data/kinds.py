@@ -1,10 +1,10 @@
 """Shapes of rows: the columns they need, under the names they go by, and how cells are read."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxpost.data import json_text
 from jaxpost.data import messages as chats
 
 
@@ -109,8 +109,8 @@ class Cells:
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value) if value.strip() else None
-        except json.JSONDecodeError as error:
+            return json_text.loads(value) if value.strip() else None
+        except ValueError as error:
             raise self.error(part, f"is text that is not JSON: {error}") from error
 
     def weight(self, part: str, value: Any) -> float:

@@ -6,10 +6,11 @@ map, and whatever else it carried (`name`, `tool_call_id`, `thinking`, …).
 """
 
 import difflib
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
+
+from jaxpost.data import json_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OTHER_NAMES = {
@@ -28,6 +29,7 @@ OTHER_NAMES = {
 }
 CALLS = ("function_call", "tool_call")
 WEIGHTS = ("weight", "train", "training")
+LARGEST = 3e38  # what float32 holds
 THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 
 
@@ -152,15 +154,15 @@ def calls_in(content: Any) -> tuple[list | None, Any]:
 def parsed(text: str) -> Any:
     """JSON text as what it stands for; any other text as it is."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return json_text.loads(text)
+    except ValueError:
         return text
 
 
 def weight(value: Any) -> float:
-    """A weight: a finite number of at least 0, or true or false."""
-    if not isinstance(value, bool | int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"expected a weight of at least 0, got {described(value)}")
+    """A weight: a number of at least 0 that float32 holds, or true or false."""
+    if not isinstance(value, bool | int | float) or not 0 <= value <= LARGEST:
+        raise ValueError(f"expected a weight of 0 to {LARGEST:g}, got {described(value)}")
     return float(value)
 
 

@@ -6,16 +6,16 @@ Compressed text is unpacked once into the user's cache folder, where workers and
 import difflib
 import glob
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from jaxpost.data import readers
+from jaxpost.data import json_text, readers
 from jaxpost.data.readers import Reader
 
 TEXT: dict[str, Callable[[Path, Path | None], Reader]] = {
@@ -93,7 +93,7 @@ def known(path: Path) -> bool:
 def in_folder(folder: Path) -> list[Path]:
     """The files of rows in a folder, or those that a saved dataset lists."""
     if (folder / "dataset_dict.json").exists():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        splits = listed(folder / "dataset_dict.json", "splits", str)
         choices = ", ".join(str(folder / split) for split in splits)
         raise ValueError(f"{folder}: holds several splits; name one: {choices}")
     if (folder / "state.json").exists():
@@ -110,10 +110,26 @@ def in_folder(folder: Path) -> list[Path]:
 
 def saved(folder: Path) -> list[Path]:
     """The Arrow files of a folder written by `datasets`' save_to_disk."""
-    state = json.loads((folder / "state.json").read_text())
-    if state.get("_indices_data_files"):
+    state = folder / "state.json"
+    if listed(state, "_indices_data_files", dict):
         raise ValueError(f"{folder}: holds a selection of rows; save it after flatten_indices()")
-    return [folder / file["filename"] for file in state["_data_files"]]
+    files = [folder / str(file.get("filename")) for file in listed(state, "_data_files", dict)]
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{state}: names {file.name}, which is not there")
+    return files
+
+
+def listed(path: Path, key: str, kind: type) -> list[Any]:
+    """A list that a JSON file of `datasets` holds under a key; null and no such key are empty."""
+    try:
+        found = json_text.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    items = (found.get(key) or []) if isinstance(found, dict) else None
+    if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
+        raise ValueError(f"{path}: expected a map with a list {key}; save the data set again")
+    return items
 
 
 def refuse_mixed(folder: Path, files: Sequence[Path]) -> None:

@@ -8,6 +8,7 @@ from jaxpost.data.kinds import Cells, Kind
 from jaxpost.data.rows import Dropped, TokensRow
 
 IGNORED = -100  # the label that the field puts on tokens that are not trained
+LARGEST = 2**31 - 1  # what int32 holds
 
 
 def tokens_row(cells: Cells) -> TokensRow | Dropped:
@@ -17,6 +18,8 @@ def tokens_row(cells: Cells) -> TokensRow | Dropped:
         return Dropped("empty_tokens", cells.where)
     if min(tokens) < 0:
         raise cells.error("input_ids", f"token {tokens.index(min(tokens))} is negative")
+    if max(tokens) > LARGEST:
+        raise cells.error("input_ids", f"token {tokens.index(max(tokens))} is over {LARGEST}")
     refuse_packed(cells, len(tokens))
     masks = [flags(cells, part, len(tokens)) for part in ("completion_mask", "assistant_masks")]
     masks = [mask for mask in (*masks, labelled(cells, tokens)) if mask is not None]

@@ -6,12 +6,13 @@ no open file until they are read, so that they can be sent to a worker.
 """
 
 import collections
+import contextlib
 import csv
 import json
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 from array_record.python import array_record_data_source
 from pyarrow import ipc, parquet
+
+from jaxpost.data import json_text
 
 Record = tuple[dict[str, Any], str]
 
@@ -39,13 +42,15 @@ class Reader(Protocol):
 def parse(text: bytes, where: str) -> dict[str, Any]:
     """A JSON object."""
     try:
-        row = json.loads(text.decode())
+        row = json_text.loads(text.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8: {error}") from error
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where}: not JSON: {error.msg} at column {error.colno}: {shown(text, error.pos)}"
         ) from error
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected a JSON object, got {shown(text, 0)}")
     return row
@@ -56,6 +61,17 @@ def shown(text: bytes, place: int) -> str:
     around = text.decode(errors="replace")
     start = max(place - 30, 0)
     return repr(around[start : place + 30])
+
+
+@contextlib.contextmanager
+def reading(where: str | Path) -> Iterator[None]:
+    """Says where, when a library cannot make sense of what a file holds."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, RuntimeError, ValueError, IndexError) as error:
+        raise ValueError(f"{where}: cannot be read: {str(error).strip()}") from error
 
 
 class Lines:
@@ -137,11 +153,13 @@ def json_file(path: Path, unpacked: Path | None = None) -> Reader:
             if not head.startswith("["):
                 return Lines(path, unpacked)
             opened.seek(0)
-            rows = json.load(opened)
+            rows = json_text.loads(opened.read())
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8: {error}") from error
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return Table(path, rows, [f"{path}[{index}]" for index in range(len(rows))])
 
 
@@ -208,10 +226,8 @@ class Parquet:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
+        with reading(path):
             metadata = parquet.ParquetFile(path).metadata
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path}: not a Parquet file: {error}") from error
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -220,8 +236,13 @@ class Parquet:
 
     def __getitem__(self, index: int) -> Record:
         group = int(np.searchsorted(self._starts, index, "right")) - 1
-        table = GROUPS.get(self.path, group)
-        return plain(table.slice(index - int(self._starts[group]), 1)), f"{self.path}[{index}]"
+        where = f"{self.path}[{index}]"
+        with reading(where):
+            table = GROUPS.get(self.path, group)
+            return plain(table.slice(index - int(self._starts[group]), 1)), where
+
+
+MAGIC = b"ARROW1"  # what an Arrow file begins with, and a stream does not
 
 
 class Arrow:
@@ -237,16 +258,14 @@ class Arrow:
     def _opened(self) -> list[pa.RecordBatch]:
         if self._batches is None:
             source = pa.memory_map(str(self.path))
-            try:
-                reader = ipc.open_stream(source)
-                self._batches = list(reader)
-            except pa.ArrowInvalid:
-                try:
+            with reading(self.path):
+                if source.read(len(MAGIC)) == MAGIC:
                     file = ipc.open_file(source)
-                except pa.ArrowInvalid as error:
-                    raise ValueError(f"{self.path}: not an Arrow file: {error}") from error
-                count = file.num_record_batches
-                self._batches = [file.get_batch(index) for index in range(count)]
+                    count = file.num_record_batches
+                    self._batches = [file.get_batch(index) for index in range(count)]
+                else:
+                    source.seek(0)
+                    self._batches = list(ipc.open_stream(source))
         return self._batches
 
     def __len__(self) -> int:
@@ -254,8 +273,10 @@ class Arrow:
 
     def __getitem__(self, index: int) -> Record:
         number = int(np.searchsorted(self._starts, index, "right")) - 1
-        batch = self._opened()[number]
-        return plain(batch.slice(index - int(self._starts[number]), 1)), f"{self.path}[{index}]"
+        where = f"{self.path}[{index}]"
+        with reading(where):
+            batch = self._opened()[number]
+            return plain(batch.slice(index - int(self._starts[number]), 1)), where
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_batches": None}
@@ -267,6 +288,7 @@ def plain(row: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     A column of maps gives each the keys of all, with null where it had none, so nulls inside lists
     and maps are taken out again.
     """
+    row.validate(full=True)  # broken offsets would end the process
     (values,) = row.to_pylist(maps_as_pydicts="strict")
     return {name: without_nulls(value) for name, value in values.items()}
 
@@ -290,10 +312,8 @@ class Records:
 
     def _opened(self) -> Any:
         if self._source is None:
-            try:
+            with reading(self.path):
                 self._source = array_record_data_source.ArrayRecordDataSource(str(self.path))
-            except RuntimeError as error:
-                raise ValueError(f"{self.path}: not an ArrayRecord file: {error}") from error
         return self._source
 
     def __len__(self) -> int:
@@ -301,7 +321,9 @@ class Records:
 
     def __getitem__(self, index: int) -> Record:
         where = f"{self.path}[{index}]"
-        return parse(self._opened()[index], where), where
+        with reading(where):
+            record = self._opened()[index]
+        return parse(record, where), where
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_source": None}
