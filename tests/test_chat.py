@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from jaxpost.batch import Example
 from jaxpost.data import chat, tokenizers
-from jaxpost.data.formats import ChatRow, CompletionRow, Dropped, ReasoningRow, TextRow, TokensRow
+from jaxpost.data.formats import (
+    ChatRow,
+    CompletionRow,
+    Dropped,
+    Noted,
+    ReasoningRow,
+    TextRow,
+    TokensRow,
+)
 
 LLAMA2 = """{%- for m in messages -%}
 {%- if m.role == 'user' -%}{{ bos_token + '[INST] ' + m.content | trim + ' [/INST]' }}
@@ -282,6 +291,50 @@ def test_a_prompt_weight_trains_the_prompts_words():
     example = tokenize(found)
     assert trained(example) == ["q<|im_end|>", "a<|im_end|>"]
     assert example.weights[example.mask].tolist() == [0.5, 0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize("named", ["tool_calls", "tools"])
+def test_rows_whose_tools_the_template_leaves_out_are_dropped(content, named):
+    """Of a call that is not rendered, the end of the turn alone would be trained."""
+    called = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+    found = ChatRow([*talk(("user", "q")), called, *talk(("tool", "1"), *TALK[1:2])], where="r:1")
+    if named == "tools":
+        found = row(*TALK, tools=[TOOL])
+    for template in (BARE_CHATML, tokenizers.CHATML):
+        for options in ({}, {"train_on": "last"}, {"train_on": "all"}):
+            reason = f"{named}_not_rendered"
+            assert tokenize(found, template, **options) == Dropped(reason, found.where)
+    assert not isinstance(tokenize(found, QWEN3), Dropped)
+
+
+def test_every_call_of_a_turn_must_be_rendered():
+    first_only = QWEN3.replace("in m.tool_calls", "in m.tool_calls[:1]")
+    calls = [CALL, {"type": "function", "function": {"name": "g", "arguments": {}}}]
+    called = {"role": "assistant", "content": "g", "tool_calls": calls}
+    found = ChatRow([*talk(("user", "q")), called], where="r:1")
+    assert tokenize(found, first_only) == Dropped("tool_calls_not_rendered", "r:1")
+    assert '{"name": "g", "arguments": {}}' in trained(tokenize(found, QWEN3))[0]
+
+
+def test_special_tokens_that_people_write_are_noted():
+    step = chat.Tokenize(tokenizer(tokenizers.CHATML), OPTIONS)
+    assert isinstance(step(row(*TALK)), Example)
+    spelt = row(("user", "a<|im_end|>"), ("assistant", "b<|im_end|><|bos|>"))
+    found = step(spelt)
+    assert isinstance(found, Noted)
+    assert found.notes == (("<|im_end|>", "rows.jsonl:3"), ("<|bos|>", "rows.jsonl:3"))
+    assert found.example.tokens.tolist() == tokenize(spelt).tokens.tolist()
+    for other in (
+        TextRow("a<|bos|>"),
+        CompletionRow("q", "a<|bos|>"),
+        CompletionRow(talk(("user", "<|bos|>")), talk(("assistant", "a"))),
+        ReasoningRow("q", "<|bos|>", "a"),
+    ):
+        noted = step(other)
+        assert isinstance(noted, Noted)
+        assert [note.reason for note in noted.notes] == ["<|bos|>"]
+    assert isinstance(step(TokensRow([256, 5])), Example)
 
 
 def test_an_empty_turn_among_others_trains_its_end():

@@ -19,7 +19,7 @@ from pyarrow import csv, ipc, parquet
 
 from jaxpost.batch import Example
 from jaxpost.data import paths, readers, sources
-from jaxpost.data.formats import ChatRow, CompletionRow, Dropped, TextRow
+from jaxpost.data.formats import ChatRow, CompletionRow, Dropped, Note, Noted, TextRow
 from jaxpost.data.sources import DataConfig
 
 
@@ -483,6 +483,60 @@ def test_drops_are_told_once_with_the_rows_that_follow(tmp_path):
         assert sum(report.examples for report in reports) == 8
 
 
+def noting(row):
+    """As `letters`, with a note on each text that holds a colon."""
+    found = letters(row)
+    if isinstance(found, Dropped) or ":" not in row.text:
+        return found
+    return Noted(found, (Note("a colon", row.where),))
+
+
+def test_what_is_dropped_or_noted_is_logged_first_and_at_the_end_of_a_pass(tmp_path, caplog):
+    rows = [{"text": text} for text in ("!", "ab", "c:", "!", "d:", "e" * 20)]
+    path = write(tmp_path / "a.jsonl", rows)
+    config = DataConfig(path, window=1, shuffle=False, too_long="drop")
+    data = sources.batches(config, noting, length=16, batch_size=1, seed=0)
+    with caplog.at_level("INFO", "jaxpost"):
+        next(data)
+        assert caplog.messages == [f"data: first rows dropped: 1 no_good ({path}:1)"]
+        list(itertools.islice(data, 3))
+        told = caplog.messages[1:]
+        assert any("first special tokens" in said and f"({path}:3)" in said for said in told)
+        assert f"data: first rows dropped: 1 too_long ({path}:6)" in told
+        counts = f"3 no_good ({path}:1, {path}:4, {path}:1), 1 too_long ({path}:6)"
+        assert f"data: rows dropped so far: {counts}" in told
+        assert (
+            f"data: rows that spell special tokens so far: 2 a colon ({path}:3, {path}:5)" in told
+        )
+        count = len(caplog.messages)
+        list(itertools.islice(data, 6))
+        assert len(caplog.messages) == count
+        data.close()
+        data.close()
+        assert len(caplog.messages) == count + 2
+    assert (data.dropped.counts["too_long"], data.spelt.counts["a colon"]) == (3, 6)
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    path = texts(tmp_path / "a.jsonl", 4)
+    for given in ((path, path), (path, str(tmp_path / "*.jsonl")), (str(tmp_path), path)):
+        with pytest.raises(ValueError, match=rf"{path} is named twice, by .* mixture"):
+            stream(DataConfig(given))
+    # A mixture says how much of each it wants.
+    assert len(stream(DataConfig({path: 1.0, str(tmp_path): 2.0})).summary) == 2
+
+
+def test_every_row_too_long_says_which_key_to_raise(tmp_path):
+    rows = [{"prompt": "abc", "completion": "."}]
+    path = write(tmp_path / "a.jsonl", rows)
+    for too_long in ("auto", "truncate"):
+        data = sources.batches(
+            DataConfig(path, too_long=too_long), masked, length=1, batch_size=1, seed=0
+        )
+        with pytest.raises(ValueError, match=r"1 too_long .*data\.max_length is 1, raise it"):
+            next(data)
+
+
 def test_every_pass_has_another_order_and_every_seed(tmp_path):
     path = texts(tmp_path / "a.jsonl", 40, longest=1)
     data = stream(DataConfig(path, packing=False), batch_size=40)
@@ -612,7 +666,7 @@ def test_finite_data_resumes_too(tmp_path):
 
 
 def test_a_position_of_other_data_is_refused(tmp_path):
-    path = texts(tmp_path / "a.jsonl", 20)
+    path, other = texts(tmp_path / "a.jsonl", 20), texts(tmp_path / "b.jsonl", 9)
     state = json.loads(json.dumps(stream(DataConfig(path)).get_state()))
     for config, options, words in [
         (DataConfig(path), {"seed": 1}, "seed was 0 and is 1"),
@@ -620,7 +674,7 @@ def test_a_position_of_other_data_is_refused(tmp_path):
         (DataConfig(path), {"fingerprint": "abc"}, "tokenizer was  and is abc"),
         (DataConfig(path), {"process_count": 2}, "process_count was 1 and is 2"),
         (DataConfig(path, packing=False), {"length": 8}, "packing was True and is False; length"),
-        (DataConfig((path, path)), {}, r"data 1 \(a.jsonl\) was None and is 1 files, "),
+        (DataConfig((path, other)), {}, r"data 1 \(b.jsonl\) was None and is 1 files, "),
     ]:
         with pytest.raises(ValueError, match=words):
             stream(config, **options).set_state(state)
@@ -668,12 +722,33 @@ def test_held_out_data_is_read_once_in_order(tmp_path, processes):
 def test_held_out_rows(tmp_path):
     path = write(tmp_path / "a.jsonl", [CHATS[0], {"messages": []}, CHATS[1]])
     config = DataConfig(path, eval=path)
-    assert [row.where[-2:] for row in sources.eval_rows(config)] == [":1", ":3"]
-    (row,) = sources.eval_rows(config, 1)
+    assert [row.where[-2:] for row in sources.eval_rows(config, any_tokens)] == [":1", ":3"]
+    (row,) = sources.eval_rows(config, any_tokens, 1)
     assert isinstance(row, ChatRow)
     assert isinstance(list(sources.rows(path, config))[1], Dropped)
     with pytest.raises(ValueError, match=r"data\.eval is not set"):
-        sources.eval_rows(DataConfig(path))
+        sources.eval_rows(DataConfig(path), any_tokens)
+
+
+def any_tokens(row):
+    return Example(np.arange(3, dtype=np.int32), np.ones(3, bool), np.ones(3, np.float32))
+
+
+def test_rows_to_answer_are_those_that_are_measured(tmp_path, caplog):
+    """Of five rows one is malformed, one refused, one untrainable and one too long."""
+    rows = [{"text": text} for text in (3, "a?", "!", "x" * 30, "abc")]
+    path = write(tmp_path / "a.jsonl", rows)
+    config = DataConfig(path, eval=path, malformed="drop", too_long="drop", max_length=16)
+    with caplog.at_level("INFO", "jaxpost"):
+        assert [row.text for row in sources.eval_rows(config, letters)] == ["abc"]
+        ((_, report),) = sources.eval_stream(config, letters, length=16, batch_size=2)
+    assert report.examples == 1
+    assert report.dropped == {"malformed": 2, "no_good": 1, "too_long": 1}
+    told, measured = caplog.messages
+    assert told.startswith("data.eval: rows not asked: 2 malformed (")
+    assert told.partition("asked: ")[2] == measured.partition("so far: ")[2]
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: column text"):
+        sources.eval_rows(DataConfig(path, eval=path), letters)
 
 
 # Workers.

@@ -9,7 +9,8 @@ import sentencepiece
 import transformers
 from test_chat import CALL, TEMPLATES, TOOL, talk
 
-from jaxpost.data import tokenizers
+from jaxpost.data import chat, tokenizers
+from jaxpost.data.formats import CompletionRow
 
 
 def load(**changes):
@@ -164,10 +165,53 @@ def test_where_templates_are_kept():
     assert load(chat_template__json={"chat_template": "j"}, **gone).chat_template == "j"
 
 
-@pytest.mark.parametrize("template", [b"{% if %}", b"{{ messages.a.b }}"])
-def test_a_broken_template_is_a_value_error(template):
-    with pytest.raises(ValueError, match="chat template refuses"):
-        load(chat_template__jinja=template).render(TALKS["one turn"])
+@pytest.mark.parametrize("template", ["{{ messages.a.b }}", "{{ 1 / 0 }}", "{{ messages + 1 }}"])
+def test_a_template_that_fails_is_a_value_error_with_its_line(template):
+    with pytest.raises(ValueError, match=r"\(chat_template\.jinja:3\) refuses these messages"):
+        load(chat_template__jinja=f"a\n\n{template}".encode()).render(TALKS["one turn"])
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages | nofilter }}"])
+def test_a_template_that_is_not_one_is_found_as_it_is_loaded(tmp_path, template):
+    files = tokenizers.byte_tokenizer() | {"chat_template.jinja": f"a\n{template}".encode()}
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    words = rf"{tmp_path}: chat_template\.jinja:2: not a chat template: "
+    with pytest.raises(ValueError, match=words):
+        tokenizers.load_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config(chat_template=template)))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json\[chat_template\]:1: not a chat"):
+        tokenizers.load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ m.content }}", ""),
+        ("{% if m.content is not none %}{{ m.content + 'x' }}{% endif %}", ""),
+        ("{{ m['content'] + 'x' }}", "x"),
+    ],
+)
+def test_a_turn_without_content_is_given_as_the_template_takes_it(template, said):
+    used = load(
+        chat_template__jinja=("{% for m in messages %}" + template + "{% endfor %}").encode()
+    )
+    assert used.render([{"role": "assistant", "content": None, "tool_calls": [CALL]}]) == said
+
+
+# Special tokens in texts -----------------------------------------------------------------------
+
+
+def test_special_tokens_that_a_text_spells(pieces):
+    assert load().spelt_in("a<|im_end|>b<|im_start|><|im_end|>") == ["<|im_end|>", "<|im_start|>"]
+    assert load().spelt_in("a <|im_end b") == []
+    added = {"900": {"content": "<think>", "special": False}, "901": {"content": "<x>"}}
+    settings = json.dumps({"added_tokens_decoder": added}).encode()
+    used = tokenizers.load_tokenizer_from_files(
+        {"tokenizer.model": pieces, "tokenizer_config.json": settings}
+    )
+    assert used.spelt_in("<think>[INST] <x></s>") == ["[INST]", "<x>", "</s>"]
 
 
 # SentencePiece ---------------------------------------------------------------------------------
@@ -190,6 +234,35 @@ def test_sentencepiece_there_and_back(pieces, tmp_path):
     assert used.adds_bos
     assert used.eos_ids == {used.eos_id}
     assert used.id_of("no such piece") is None
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_text_that_goes_on_another_begins_without_a_space(kind):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the quick brown fox jumps over the lazy dog"] * 20),
+        model_writer=model,
+        vocab_size=320,
+        byte_fallback=True,
+        model_type=kind,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    used = tokenizers.load_tokenizer_from_files({"tokenizer.model": model.getvalue()})
+    ids, spans = used.encode_inside("quick é")
+    assert used.decode(used.encode("the") + ids) == "thequick é"
+    assert "".join("quick é"[a:b] for a, b in dict.fromkeys(spans)) == "quick é"
+    assert used.encode_inside("") == ([], [])
+    # "qu" is a beginning of "quick", so the two are tokenised apart.
+    example = chat.tokenize(CompletionRow("the qu", "ick"), used, chat.ChatOptions())
+    assert used.decode(example.tokens.tolist()) == "<s>the quick</s>"
+    assert used.decode(example.tokens[example.mask].tolist()) == "ick</s>"
+
+
+def test_nothing_changes_where_no_space_is_put():
+    used = load()
+    for text in ("a", " a", "\n\n", "é", ""):
+        assert used.encode_inside(text) == used.encode_with_spans(text)
 
 
 def test_sentencepiece_with_tokens_added_later(pieces):

@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
             opened.model,
             opened.params,
             opened.tokenizer,
-            sources.eval_rows(settings.data, options.generate),
+            sources.eval_rows(
+                settings.data, chat.Tokenize(opened.tokenizer, settings.chat), options.generate
+            ),
             settings.chat,
             max_new_tokens=options.max_tokens,
             batch_size=options.batch_size,

@@ -1,8 +1,7 @@
 """`jaxpost inspect CONFIG [key=value ...]`: a batch as the model sees it."""
 
-import collections
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich import console
 
@@ -22,17 +21,14 @@ def main(argv: Sequence[str]) -> int:
     data = recipe.make_data(config, tokenizer)
     for line in data.summary:
         out.print(line, markup=False, soft_wrap=True)
-    seen = list(itertools.islice(data, options.batch + 1))
-    batch, report = seen[-1]
-    dropped, places = collections.Counter(), {}
-    for _, earlier in seen:
-        dropped.update(earlier.dropped)
-        places = {**earlier.places, **places}
+    *_, (batch, report) = itertools.islice(data, options.batch + 1)
     data.close()
     out.print(f"\nbatch {options.batch}, to epoch {report.epoch:.4g}")
     show(out, batch, tokenizer, options.row, plain)
     out.print(inspect.show_totals(batch), end="", markup=False)
-    out.print(f"dropped so far: {said(dropped, places)}", markup=False, soft_wrap=True)
+    out.print(f"dropped so far: {data.dropped}", markup=False, soft_wrap=True)
+    spelt = f"special tokens spelt in texts so far: {data.spelt}"
+    out.print(spelt, markup=False, soft_wrap=True)
     return 0
 
 
@@ -54,9 +50,3 @@ def show(
     if row is not None:
         table = inspect.positions_table(batch, row, tokenizer.decode)
         out.print(table, markup=False, soft_wrap=True)
-
-
-def said(dropped: Mapping[str, int], places: Mapping[str, Sequence[str]]) -> str:
-    """Dropped rows by reason, with where the first of each stand."""
-    parts = (f"{count} {reason} ({', '.join(places[reason])})" for reason, count in dropped.items())
-    return ", ".join(parts) or "none"

@@ -21,6 +21,8 @@ from jaxpost.data.formats import (
     ChatRow,
     CompletionRow,
     Dropped,
+    Note,
+    Noted,
     ReasoningRow,
     Row,
     TextRow,
@@ -71,20 +73,39 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tokenize:
-    """`row -> Example | Dropped`, to be handed to data workers."""
+    """`tokenize`, to be handed to data workers, with a note of special tokens spelt in a row."""
 
     tokenizer: Tokenizer
     options: ChatOptions
 
-    def __call__(self, row: Row) -> Example | Dropped:
-        return tokenize(row, self.tokenizer, self.options)
+    def __call__(self, row: Row) -> Example | Noted | Dropped:
+        found = tokenize(row, self.tokenizer, self.options)
+        spelt = self.tokenizer.spelt_in("\0".join(texts_of(row)))
+        if isinstance(found, Dropped) or not spelt:
+            return found
+        return Noted(found, tuple(Note(token, row.where) for token in spelt))
+
+
+def texts_of(row: Row) -> list[str]:
+    """What the people in a row say, without what a template puts around it."""
+    if isinstance(row, TextRow):
+        return [row.text]
+    if isinstance(row, ChatRow):
+        return [plain_text(message) for message in row.messages]
+    if isinstance(row, TokensRow):
+        return []
+    rest = [row.completion] if isinstance(row, CompletionRow) else [row.reasoning, row.answer]
+    parts = [[part] if isinstance(part, str) else part for part in (row.prompt, *rest)]
+    turns = [turn for part in parts for turn in part]
+    return [turn if isinstance(turn, str) else plain_text(turn) for turn in turns]
 
 
 def tokenize(row: Row, tokenizer: Tokenizer, options: ChatOptions) -> Example | Dropped:
     """Tokens of a row, which of them are trained, and with what weight.
 
     Dropped, for these reasons: `empty_target` (nothing to train on), `fully_masked` (all of it has
-    weight 0), `unclosed_reasoning`, `too_short` (a single token has no target).
+    weight 0), `unclosed_reasoning`, `too_short` (a single token has no target),
+    `tools_not_rendered` and `tool_calls_not_rendered` (the chat template leaves them out).
 
     Raises:
       ValueError: the template refuses the row or its turns cannot be found; ids out of range.
@@ -257,7 +278,7 @@ def joined(
     if ids and start and ids[0] == start[0]:
         ids, spans = ids[1:], spans[1:]
     if ids[: len(before)] != before:
-        after, spans = tokenizer.encode_with_spans(completion)
+        after, spans = tokenizer.encode_inside(completion)
         spans = [(len(prompt) + a, len(prompt) + b) for a, b in spans]
         ids = before + after
         spans = [(0, 0)] * len(before) + spans
@@ -321,6 +342,8 @@ def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Ex
         flat(row.messages), row.tools, template_kwargs(row, options), tokenizer, row.where
     )
     text, marked = render.whole()
+    if lost := left_out(render, text):
+        return lost
     if options.train_on == "all" and row.weights is None:
         ids = tokenizer.encode(text)
         end = finish_turns(ids, tokenizer)
@@ -336,6 +359,27 @@ def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Ex
         if turn is not None:
             spans += content_spans(message, weight, turn, text, row.where)
     return spans_example(text, spans, tokenizer)
+
+
+def left_out(render: "Render", text: str) -> str | None:
+    """Why to drop a conversation whose tools or tool calls leave no trace in its text."""
+    if render.tools and dataclasses.replace(render, tools=None).text(render.messages) == text:
+        return "tools_not_rendered"
+    calls = [
+        (index, place)
+        for index, message in enumerate(render.messages)
+        for place in range(len(message.get("tool_calls") or ()))
+    ]
+    if any(without_call(render, *call) == text for call in calls):
+        return "tool_calls_not_rendered"
+    return None
+
+
+def without_call(render: "Render", index: int, place: int) -> str | None:
+    """The text of a conversation without one of its tool calls."""
+    calls = render.messages[index]["tool_calls"]
+    fewer = {**render.messages[index], "tool_calls": [*calls[:place], *calls[place + 1 :]]}
+    return render.text([*render.messages[:index], fewer, *render.messages[index + 1 :]])
 
 
 def check_reasoning(
@@ -522,7 +566,8 @@ def in_pieces(
     ids: list[int] = []
     places: list[tuple[int, int]] = []
     for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
-        some, found = tokenizer.encode_with_spans(text[start:end])
+        encode = tokenizer.encode_inside if start else tokenizer.encode_with_spans
+        some, found = encode(text[start:end])
         ids += some
         places += [(start + a, start + b) for a, b in found]
     return ids, places

@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from jaxpost.batch import Example
 
 Message = Mapping[str, Any]
 Meta = Mapping[str, Any]
@@ -14,6 +16,20 @@ class Dropped:
 
     reason: str
     where: str = ""
+
+
+class Note(NamedTuple):
+    """Something to tell about a row, as `Dropped` tells why it was left out."""
+
+    reason: str
+    where: str
+
+
+class Noted(NamedTuple):
+    """The tokens of a row, with what there is to tell about it."""
+
+    example: Example
+    notes: tuple[Note, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 import hashlib
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from jaxpost.batch import TokenBatch
 from jaxpost.data import formats, paths, stream, windows
 from jaxpost.data.formats import Dropped, Format, Kind, Row
 from jaxpost.data.readers import Reader
-from jaxpost.data.stream import DataReport, DataStream
+from jaxpost.data.stream import DataReport, DataStream, Tally
 from jaxpost.data.windows import Tokenize
 from jaxpost.options import check_ranges, option
 
@@ -39,6 +40,8 @@ __all__ = [
     "open_source",
     "rows",
 ]
+
+log = logging.getLogger(__name__)
 
 Paths = str | tuple[str, ...] | dict[str, float]
 PIPELINE = 1  # goes up when the same data and settings give other batches
@@ -180,7 +183,24 @@ def open_sources(
     """The sources that a configuration names, and their weights if they are a mixture."""
     names = [given] if isinstance(given, str) else list(given)
     weights = list(given.values()) if isinstance(given, Mapping) else None
-    return [open_source(name, config, accept) for name in names], weights
+    sources = [open_source(name, config, accept) for name in names]
+    if weights is None:
+        refuse_repeated(sources)
+    return sources, weights
+
+
+def refuse_repeated(sources: Sequence[Source]) -> None:
+    """Refuses a file that is named twice; a mixture may do so, since it says how much of each."""
+    named: dict[Path, str] = {}
+    for source in sources:
+        for reader in source.readers:
+            file = reader.path.resolve()
+            if file in named:
+                raise ValueError(
+                    f"{reader.path} is named twice, by {named[file]} and by {source.path}, and "
+                    "would count twice; name it once, or give a mixture {path: weight}"
+                )
+            named[file] = source.path
 
 
 def batches(
@@ -427,7 +447,23 @@ def rows(
             yield source[index]
 
 
-def eval_rows(config: DataConfig, count: int | None = None) -> list[Row]:
-    """The first `count` rows of `config.eval` that can be trained; all without `count`."""
-    found = (row for row in rows(held_out(config), config) if not isinstance(row, Dropped))
-    return list(itertools.islice(found, count))
+def eval_rows(config: DataConfig, tokenize: Tokenize, count: int | None = None) -> list[Row]:
+    """The first `count` rows of `config.eval` that `eval_batches` keeps; all without `count`.
+
+    How many were passed over for which reasons is logged.
+    """
+    make = windows.MakeWindow(
+        tokenize, config.max_length, False, config.too_long, config.malformed, None
+    )
+    dropped, kept = Tally(), []
+    for row in rows(held_out(config), config):
+        found = make.pieces(row, [])
+        if isinstance(found, Dropped):
+            dropped.add([found])
+        else:
+            kept.append(row)
+        if len(kept) == count:
+            break
+    if dropped.counts:
+        log.info("data.eval: rows not asked: %s", dropped)
+    return kept

@@ -7,6 +7,7 @@ on how many workers there were.
 
 import collections
 import dataclasses
+import logging
 import os
 import signal
 import threading
@@ -22,10 +23,12 @@ from absl import flags
 
 from jaxpost.batch import TokenBatch
 from jaxpost.data import windows
-from jaxpost.data.rows import Dropped
+from jaxpost.data.rows import Dropped, Note
 from jaxpost.data.windows import Window
 
-SHOWN = 3  # places kept of each reason for dropping
+log = logging.getLogger(__name__)
+
+SHOWN = 3  # places kept of each reason
 ENDLESS = 1 << 48  # rows
 
 
@@ -62,20 +65,24 @@ class DataReport:
         return {"epoch": self.epoch, "packing_efficiency": self.efficiency, **dropped}
 
 
-class Drops:
-    """Counts of dropped rows, by reason."""
+class Tally:
+    """Counts of rows by the reason for dropping them, or for a note, with the first places."""
 
     def __init__(self):
         self.counts: collections.Counter[str] = collections.Counter()
         self.places: dict[str, list[str]] = {}
 
-    def add(self, dropped: Sequence[Dropped]) -> None:
-        """Counts some more."""
-        for row in dropped:
+    def add(self, rows: Sequence[Dropped | Note]) -> "Tally":
+        """Counts some more; returns the first row of each reason that is new."""
+        first = Tally()
+        for row in rows:
+            if row.reason not in self.counts:
+                first.counts[row.reason], first.places[row.reason] = 1, [row.where]
             self.counts[row.reason] += 1
             places = self.places.setdefault(row.reason, [])
             if len(places) < SHOWN:
                 places.append(row.where)
+        return first
 
     def __str__(self) -> str:
         parts = (
@@ -88,8 +95,13 @@ class Drops:
 class DataStream:
     """Iterator over (TokenBatch, DataReport), with a position.
 
+    A stream without end logs the first row of each reason for which rows are dropped or noted;
+    every stream logs the counts when it has passed over all its data, and when it is closed.
+
     Attributes:
       summary: a line a file: its rows and their type.
+      dropped: what was dropped since this stream was made.
+      spelt: the special tokens that rows spell, which are read as such.
       epoch_rows: rows in one pass over the data, all processes together.
       fingerprint: what the batches depend on, kept with the position.
     """
@@ -124,6 +136,9 @@ class DataStream:
           summary, fingerprint: see above.
         """
         self.summary = tuple(summary)
+        self.dropped, self.spelt = Tally(), Tally()
+        self._logged = (0, 0)  # dropped and noted rows that were counted in the log
+        self._pass = 0.0  # where in the data the stream began
         self.epoch_rows = epoch_rows
         self.fingerprint = dict(fingerprint)
         self._data, self._size, self._length = window_data, batch_size, length
@@ -139,7 +154,7 @@ class DataStream:
         return self
 
     def __next__(self) -> tuple[TokenBatch, DataReport]:
-        parts, examples, drops, missing = [], 0, Drops(), self._size
+        parts, examples, drops, missing = [], 0, Tally(), self._size
         while missing and self._fill(drops):
             assert self._window is not None
             rows = slice(self._row, self._row + missing)
@@ -158,9 +173,12 @@ class DataStream:
             parts.append(windows.empty(missing, self._length))
         whole = TokenBatch(*(np.concatenate(field) for field in zip(*parts, strict=True)))
         batch = TokenBatch(*(field[self._share] for field in whole))
-        return batch, self._report(whole, examples, drops)
+        report = self._report(whole, examples, drops)
+        if int(self._pass) < int(report.epoch) and self._logged == (0, 0):
+            self._log_counts()
+        return batch, report
 
-    def _fill(self, drops: Drops) -> bool:
+    def _fill(self, drops: Tally) -> bool:
         """Makes the current window one with a row that is not used yet; False at the end.
 
         Raises:
@@ -175,6 +193,7 @@ class DataStream:
                 return False
             if not self._told:
                 drops.add(window.dropped)
+                self._tell(self.dropped.add(window.dropped), self.spelt.add(window.notes))
             self._window, self._told = window, True
             fruitless += self._window_rows if not len(window.examples) else 0
             self._finish_window()
@@ -182,11 +201,32 @@ class DataStream:
                 self._refuse_empty(fruitless, drops)
         return True
 
-    def _refuse_empty(self, fruitless: int, drops: Drops) -> None:
+    def _refuse_empty(self, fruitless: int, drops: Tally) -> None:
+        longer = f"; data.max_length is {self._length}, raise it" * ("too_long" in drops.counts)
         raise ValueError(
             f"every one of the last {min(fruitless, self.epoch_rows)} rows was dropped, which is "
-            f"all of this process's data: {drops}\n" + "\n".join(self.summary)
+            f"all of this process's data: {drops}{longer}\n" + "\n".join(self.summary)
         )
+
+    def _tell(self, dropped: Tally, spelt: Tally) -> None:
+        """Logs the first rows of their kinds."""
+        if self._epochs is not None:
+            return
+        if dropped.counts:
+            log.info("data: first rows dropped: %s", dropped)
+        if spelt.counts:
+            log.info(
+                "data: first special tokens spelt in a row's text, and read as such: %s", spelt
+            )
+
+    def _log_counts(self) -> None:
+        """Logs all counts, if they grew."""
+        counts = self.dropped.counts.total(), self.spelt.counts.total()
+        if counts[0] > self._logged[0]:
+            log.info("data: rows dropped so far: %s", self.dropped)
+        if counts[1] > self._logged[1]:
+            log.info("data: rows that spell special tokens so far: %s", self.spelt)
+        self._logged = counts
 
     def _finish_window(self) -> None:
         """Goes on to the next window if this one has no row left."""
@@ -194,11 +234,8 @@ class DataStream:
             self._number, self._row = self._number + 1, 0
             self._window, self._told = None, False
 
-    def _report(self, batch: TokenBatch, examples: int, drops: Drops) -> DataReport:
-        done = float(self._number)
-        if self._window is not None:
-            done += self._row / len(self._window.examples)
-        epoch = done * self._window_rows * self._processes / self.epoch_rows
+    def _report(self, batch: TokenBatch, examples: int, drops: Tally) -> DataReport:
+        epoch = self._epoch()
         return DataReport(
             examples=examples,
             tokens=int(np.sum(batch.segment_ids > 0)),
@@ -208,6 +245,13 @@ class DataStream:
             dropped=dict(drops.counts),
             places={reason: tuple(places) for reason, places in drops.places.items()},
         )
+
+    def _epoch(self) -> float:
+        """Passes over the data so far."""
+        done = float(self._number)
+        if self._window is not None:
+            done += self._row / len(self._window.examples)
+        return done * self._window_rows * self._processes / self.epoch_rows
 
     def get_state(self) -> dict[str, Any]:
         """The position after the last batch, as JSON can hold it."""
@@ -232,10 +276,11 @@ class DataStream:
             )
         self.close()
         self._number, self._row, self._told = state["window"], state["row"], state["told"]
-        self._window = None
+        self._window, self._pass = None, self._epoch()
 
     def close(self) -> None:
         """Stops the workers; the next batch starts them again."""
+        self._log_counts()
         stop(self._made)
 
 

@@ -5,6 +5,7 @@ templates do) become their ids. Where BOS and EOS go is decided in `chat`.
 """
 
 import abc
+import contextlib
 import datetime
 import difflib
 import functools
@@ -13,14 +14,18 @@ import json
 import os
 import re
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jaxpost import companions
+from jaxpost.data import json_text
 
 Spans = list[tuple[int, int]]
 # What templates that state the date are told, so that the same row gives the same tokens any day.
+# Texts that are put before another, one after the other, until one does not merge with it.
+GUARDS = ("\n", "0", "~", "一")
 TODAY = datetime.date(2025, 1, 1)
 
 
@@ -68,6 +73,14 @@ class Tokenizer(Protocol):
         """The ids, and where in the text (characters) each comes from."""
         ...
 
+    def encode_inside(self, text: str) -> tuple[list[int], Spans]:
+        """The same of a text that goes on another, so that no space is put before it."""
+        ...
+
+    def spelt_in(self, text: str) -> list[str]:
+        """The special tokens that a text spells, each once."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens spelt out."""
         ...
@@ -108,7 +121,9 @@ def load_tokenizer(path_or_hub_id: str | os.PathLike[str]) -> "HubTokenizer | Pi
             path = path.parent
         if not path.is_dir():
             path = downloaded(str(path_or_hub_id))
-        return load_tokenizer_from_files(companions.read(path))
+        found = load_tokenizer_from_files(companions.read(path))
+        _ = found.turn_end_id  # so that a broken template is found here
+        return found
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: {error}") from error
     except ValueError as error:
@@ -176,7 +191,7 @@ def json_of(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
         return {}
     try:
-        found = json.loads(files[name])
+        found = json_text.loads(files[name].decode())
     except ValueError as error:
         raise ValueError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
@@ -199,7 +214,7 @@ class Templated(abc.ABC):
         self.files = dict(files)
         self.settings = json_of(files, "tokenizer_config.json")
         self.special = {**json_of(files, "special_tokens_map.json"), **self.settings}
-        self.chat_template = self._find_template()
+        self._template_file, self.chat_template = self._find_template()
         self.fingerprint = fingerprint_of(files)
         ends = json_of(files, "generation_config.json").get("eos_token_id")
         self._ends = ends if isinstance(ends, list) else [ends]
@@ -208,15 +223,22 @@ class Templated(abc.ABC):
     def id_of(self, token: str) -> int | None:
         """The id of a special token, or None."""
 
-    def _find_template(self) -> str | None:
-        if "chat_template.jinja" in self.files:
-            return self.files["chat_template.jinja"].decode()
-        template = self.settings.get("chat_template")
-        template = template or json_of(self.files, "chat_template.json").get("chat_template")
+    def _find_template(self) -> tuple[str, str | None]:
+        """Where the template stands, and the template."""
+        name = "chat_template.jinja"
+        if name in self.files:
+            try:
+                return name, self.files[name].decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{name} is not UTF-8: {error}") from error
+        name, template = "tokenizer_config.json", self.settings.get("chat_template")
+        if not template:
+            name = "chat_template.json"
+            template = json_of(self.files, name).get("chat_template")
         if isinstance(template, list):
             named = {item["name"]: item["template"] for item in template}
             template = named.get("default", next(iter(named.values()), None))
-        return template
+        return f"{name}[chat_template]", template
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -239,6 +261,8 @@ class Templated(abc.ABC):
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bcb"}]
         try:
             text = self.render(turns)
+        except BrokenTemplateError:
+            raise
         except ValueError:
             return None
         tail = text[text.rindex("bcb") + 3 :].strip() if "bcb" in text else ""
@@ -251,9 +275,49 @@ class Templated(abc.ABC):
     def special_ids(self) -> frozenset[int]:
         """Ids that no plain text spells."""
 
+    @property
+    @abc.abstractmethod
+    def special_texts(self) -> Sequence[str]:
+        """The special tokens that steer the model; not those that are words, such as <think>."""
+
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any that it does not spell."""
+
+    @abc.abstractmethod
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        """The ids, and where in the text each comes from."""
+
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern[str] | None:
+        texts = sorted(self.special_texts, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def spelt_in(self, text: str) -> list[str]:
+        pattern = self._special_pattern
+        return list(dict.fromkeys(pattern.findall(text))) if pattern else []
+
+    @functools.cached_property
+    def _puts_space(self) -> bool:
+        """Whether a text's first token stands for a space too (SentencePiece's dummy prefix)."""
+        inside = self._after_a_guard("a")
+        return inside is not None and inside[0] != self.encode("a")
+
+    def encode_inside(self, text: str) -> tuple[list[int], Spans]:
+        inside = self._after_a_guard(text) if self._puts_space else None
+        return self.encode_with_spans(text) if inside is None else inside
+
+    def _after_a_guard(self, text: str) -> tuple[list[int], Spans] | None:
+        """What a text is encoded as after some other, where no token holds a bit of both."""
+        for guard in GUARDS:
+            ids, spans = self.encode_with_spans(guard + text)
+            before = self.encode(guard)
+            count = len(before)
+            apart = all(start >= len(guard) for start, _ in spans[count:])
+            if before and before == ids[:count] and apart:
+                found = [(start - len(guard), end - len(guard)) for start, end in spans[count:]]
+                return ids[count:], found
+        return None
 
     def render(
         self,
@@ -266,6 +330,7 @@ class Templated(abc.ABC):
         """The chat template's text.
 
         Raises:
+          BrokenTemplateError: the template is not one.
           ValueError: there is no template, or it refuses these messages.
         """
         return self._render(
@@ -283,19 +348,32 @@ class Templated(abc.ABC):
         return self._render(messages, tools, return_assistant_tokens_mask=True, **template_kwargs)
 
     def _render(self, messages: Any, tools: Any, **settings: Any) -> tuple[str, Spans]:
+        # A template may ask whether a key is present: what is None is left out.
+        messages = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         if self.chat_template is None:
             raise ValueError(
                 "this tokenizer has no chat template; add chat_template.jinja to its folder, or "
                 "train on text or plain prompt/completion rows"
             )
+        if all("content" in turn for turn in messages):
+            return self._filled_in(messages, tools, settings)
+        # A template reads a turn without words in one of three ways; the first is transformers'.
+        forms: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}]
+        for form in forms[:-1]:
+            with contextlib.suppress(ValueError):
+                return self._filled_in([form | turn for turn in messages], tools, settings)
+        return self._filled_in([forms[-1] | turn for turn in messages], tools, settings)
+
+    def _filled_in(
+        self, messages: Any, tools: Any, settings: Mapping[str, Any]
+    ) -> tuple[str, Spans]:
         quiet_transformers()
-        from jinja2.exceptions import TemplateError
+        from jinja2.exceptions import TemplateSyntaxError
         from transformers.utils import chat_template_utils
 
-        # A template may ask whether a token is defined, or a key present: what is None is left out.
+        # A template may ask whether a token is defined: what is None is left out.
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         tokens = {name: spelt(self.special.get(name)) for name in names if self.special.get(name)}
-        messages = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         try:
             texts, spans = chat_template_utils.render_jinja_template(
                 [messages],
@@ -303,9 +381,29 @@ class Templated(abc.ABC):
                 chat_template=self.chat_template,
                 **{"strftime_now": TODAY.strftime, **tokens, **settings},
             )
-        except (TemplateError, TypeError) as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        except TemplateSyntaxError as error:
+            place = f"{self._template_file}:{error.lineno}"
+            raise BrokenTemplateError(f"{place}: not a chat template: {error.message}") from error
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise ValueError(
+                f"the chat template ({self._template_file}{line_of(error)}) refuses these "
+                f"messages: {error}"
+            ) from error
         return texts[0], [(int(start), int(end)) for start, end in spans[0]] if spans else []
+
+
+class BrokenTemplateError(ValueError):
+    """A chat template that is not Jinja."""
+
+
+def line_of(error: Exception) -> str:
+    """`:3`, where line 3 of a template is where an error comes from; else nothing."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename in ("<template>", "<unknown>")
+    ]
+    return f":{lines[-1]}" if lines else ""
 
 
 class HubTokenizer(Templated):
@@ -337,6 +435,11 @@ class HubTokenizer(Templated):
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
+
+    @property
+    def special_texts(self) -> Sequence[str]:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
 
     @property
     def bos_id(self) -> int | None:
@@ -401,6 +504,12 @@ class PieceTokenizer(Templated):
     @property
     def special_ids(self) -> frozenset[int]:
         return frozenset(self._special)
+
+    @property
+    def special_texts(self) -> Sequence[str]:
+        added = self.settings.get("added_tokens_decoder") or {}
+        words = {int(i) for i, token in added.items() if token.get("special") is False}
+        return [piece for i, piece in self._special.items() if i not in words]
 
     @property
     def bos_id(self) -> int | None:

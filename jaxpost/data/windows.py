@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxpost import batch as batches
 from jaxpost.batch import Example, Pairs, TokenBatch
-from jaxpost.data.rows import Dropped, TextRow
+from jaxpost.data.rows import Dropped, Note, Noted, TextRow
 
-Tokenize = Callable[[Any], Example | Dropped]
+Tokenize = Callable[[Any], Example | Noted | Dropped]
 TooLong = Literal["auto", "drop", "split", "truncate", "error"]
 
 
@@ -25,11 +25,13 @@ class Window(NamedTuple):
       batch: [R, T] each field.
       examples: [R] how many examples end in each row.
       dropped: the rows that are not among them, in the order in which they were read.
+      notes: what there is to tell about those that are.
     """
 
     batch: TokenBatch
     examples: np.ndarray
     dropped: tuple[Dropped, ...]
+    notes: tuple[Note, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class MakeWindow:
     """(number of the window, its rows) → Window.
 
     Attributes:
-      tokenize: row → Example or Dropped.
+      tokenize: row → Example (or Noted: with notes) or Dropped.
       length: T, the number of targets that a row has room for.
       packing: whether several sequences may share a row.
       too_long: what becomes of a sequence of more than T targets; `auto` splits plain text and
@@ -55,9 +57,9 @@ class MakeWindow:
     seed: int | None
 
     def __call__(self, number: int, rows: Sequence[Any]) -> Window:
-        pieces, ends, dropped = [], [], []
+        pieces, ends, dropped, notes = [], [], [], []
         for row in rows:
-            found = self.pieces(row)
+            found = self.pieces(row, notes)
             if isinstance(found, Dropped):
                 dropped.append(found)
             else:
@@ -67,7 +69,7 @@ class MakeWindow:
         packed = [batches.row_of([pieces[i] for i in bin], self.length) for bin in bins]
         stacked = batches.stack(packed) if packed else empty(0, self.length)
         examples = np.array([sum(ends[i] for i in bin) for bin in bins], np.int32)
-        return Window(stacked, examples, tuple(dropped))
+        return Window(stacked, examples, tuple(dropped), tuple(notes))
 
     def bins(self, lengths: Sequence[int], number: int) -> list[list[int]]:
         """Which pieces share a row, in the order of the rows."""
@@ -79,8 +81,11 @@ class MakeWindow:
         order = np.random.Generator(np.random.Philox([self.seed, number])).permutation(len(bins))
         return [bins[i] for i in order]
 
-    def pieces(self, row: Any) -> list[Pairs] | Dropped:
-        """A row's sequences after the shift, none longer than T and each with a target."""
+    def pieces(self, row: Any, notes: list[Note]) -> list[Pairs] | Dropped:
+        """A row's sequences after the shift, none longer than T and each with a target.
+
+        What there is to tell about a row that is not dropped is added to `notes`.
+        """
         if isinstance(row, Dropped):
             return row
         try:
@@ -92,7 +97,13 @@ class MakeWindow:
             raise ValueError(message) from error
         if isinstance(example, Dropped):
             return example
-        pairs = batches.shift(example)
+        example, told = example if isinstance(example, Noted) else (example, ())
+        pieces = self.fitting(batches.shift(example), row)
+        notes += () if isinstance(pieces, Dropped) else told
+        return pieces
+
+    def fitting(self, pairs: Pairs, row: Any) -> list[Pairs] | Dropped:
+        """The pieces of a sequence, or Dropped where none has a target."""
         if len(pairs.inputs) == 0:
             return Dropped("empty_target", row.where)
         if not pairs.mask.any():

@@ -184,7 +184,11 @@ def make_evaluation(
                 policy.model,
                 params,
                 policy.tokenizer,
-                sources.eval_rows(config.data, config.eval.generate),
+                sources.eval_rows(
+                    config.data,
+                    chat.Tokenize(policy.tokenizer, config.chat),
+                    config.eval.generate,
+                ),
                 config.chat,
                 max_new_tokens=config.eval.max_new_tokens,
             )
@@ -231,7 +235,7 @@ def train(config: Config) -> int:
         state = train_step.init_state(
             policy.params, optimizer, trainable=policy.trainable, ema=config.ema_decay is not None
         )
-        data = make_data(config, policy.tokenizer)
+        data = stack.enter_context(contextlib.closing(make_data(config, policy.tokenizer)))
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         state, counters = setup.resume(run, saver, state, policy.trainable, data)
         print(*data.summary, sep="\n")
