@@ -498,15 +498,16 @@ def test_what_is_dropped_or_noted_is_logged_first_and_at_the_end_of_a_pass(tmp_p
     data = sources.batches(config, noting, length=16, batch_size=1, seed=0)
     with caplog.at_level("INFO", "jaxpost"):
         next(data)
-        assert caplog.messages == [f"data: first rows dropped: 1 no_good ({path}:1)"]
+        assert caplog.messages == [f"data.train: first rows dropped: 1 no_good ({path}:1)"]
         list(itertools.islice(data, 3))
         told = caplog.messages[1:]
         assert any("first special tokens" in said and f"({path}:3)" in said for said in told)
-        assert f"data: first rows dropped: 1 too_long ({path}:6)" in told
-        counts = f"3 no_good ({path}:1, {path}:4, {path}:1), 1 too_long ({path}:6)"
-        assert f"data: rows dropped so far: {counts}" in told
+        assert f"data.train: first rows dropped: 1 too_long ({path}:6)" in told
+        counts = f"3 no_good ({path}:1, {path}:4), 1 too_long ({path}:6)"
+        assert f"data.train: rows dropped so far: {counts}" in told
         assert (
-            f"data: rows that spell special tokens so far: 2 a colon ({path}:3, {path}:5)" in told
+            f"data.train: rows that spell special tokens so far: 2 a colon ({path}:3, {path}:5)"
+            in told
         )
         count = len(caplog.messages)
         list(itertools.islice(data, 6))

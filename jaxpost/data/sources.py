@@ -248,6 +248,7 @@ def batches(
         windows.MakeWindow(
             tokenize, length, config.packing, config.too_long, config.malformed, order
         ),
+        name="data.train",
         total=sum(map(len, sources)),
         epochs=epochs,
         shard=slice(0, 1) if finite else slice(process_index, process_count),
@@ -311,6 +312,7 @@ def eval_stream(
         windows.MakeWindow(
             tokenize, length, config.packing, config.too_long, config.malformed, None
         ),
+        name="data.eval",
         total=total,
         epochs=1,
         shard=slice(0, 1),
@@ -326,6 +328,7 @@ def make_stream(
     data: grain.MapDataset,
     make: windows.MakeWindow,
     *,
+    name: str,
     total: int,
     epochs: int | None,
     shard: slice,
@@ -343,6 +346,7 @@ def make_stream(
     made = mine.batch(window, batch_fn=list).map_with_index(make)
     return DataStream(
         made,
+        name=name,
         batch_size=batch_size,
         length=make.length,
         window=window,

@@ -80,15 +80,16 @@ class Tally:
                 first.counts[row.reason], first.places[row.reason] = 1, [row.where]
             self.counts[row.reason] += 1
             places = self.places.setdefault(row.reason, [])
-            if len(places) < SHOWN:
+            if len(places) < SHOWN and row.where not in places:
                 places.append(row.where)
         return first
 
     def __str__(self) -> str:
-        parts = (
-            f"{count} {reason} ({', '.join(self.places[reason])}{', …' * (count > SHOWN)})"
-            for reason, count in self.counts.most_common()
-        )
+        parts = []
+        for reason, count in self.counts.most_common():
+            places = self.places[reason]
+            more = ", …" * (count > SHOWN == len(places))
+            parts.append(f"{count} {reason} ({', '.join(places)}{more})")
         return ", ".join(parts) or "none"
 
 
@@ -110,6 +111,7 @@ class DataStream:
         self,
         window_data: grain.MapDataset,
         *,
+        name: str,
         batch_size: int,
         length: int,
         window: int,
@@ -125,6 +127,7 @@ class DataStream:
 
         Args:
           window_data: windows by number.
+          name: of the data, in the log.
           batch_size: rows that make a batch, before `share` is taken of them.
           length: T.
           window: rows of data in a window.
@@ -137,6 +140,7 @@ class DataStream:
         """
         self.summary = tuple(summary)
         self.dropped, self.spelt = Tally(), Tally()
+        self._name = name
         self._logged = (0, 0)  # dropped and noted rows that were counted in the log
         self._pass = 0.0  # where in the data the stream began
         self.epoch_rows = epoch_rows
@@ -213,19 +217,19 @@ class DataStream:
         if self._epochs is not None:
             return
         if dropped.counts:
-            log.info("data: first rows dropped: %s", dropped)
+            log.info("%s: first rows dropped: %s", self._name, dropped)
         if spelt.counts:
             log.info(
-                "data: first special tokens spelt in a row's text, and read as such: %s", spelt
+                "%s: first special tokens spelt in texts, and read as such: %s", self._name, spelt
             )
 
     def _log_counts(self) -> None:
         """Logs all counts, if they grew."""
         counts = self.dropped.counts.total(), self.spelt.counts.total()
         if counts[0] > self._logged[0]:
-            log.info("data: rows dropped so far: %s", self.dropped)
+            log.info("%s: rows dropped so far: %s", self._name, self.dropped)
         if counts[1] > self._logged[1]:
-            log.info("data: rows that spell special tokens so far: %s", self.spelt)
+            log.info("%s: rows that spell special tokens so far: %s", self._name, self.spelt)
         self._logged = counts
 
     def _finish_window(self) -> None:
