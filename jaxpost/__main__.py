@@ -41,6 +41,8 @@ exit codes:
 
 environment:
   JAXPOST_CACHE_DIR  where compiled programs are kept (default: ~/.cache/jaxpost); none: nowhere
+  GLIBC_TUNABLES     where it is unset (Linux), huge pages are asked for: an update on a CPU then
+                     takes about a tenth less time
 """
 
 
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb in usage.PARSERS and {"-h", "--help"} & set(rest):
         print(usage.PARSERS[verb]().format_help(), end="")
         return DONE
+    if argv is None:
+        use_huge_pages()
     # XLA reads this when it loads: its notes on cached programs say nothing that one can act on.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(format="%(message)s")  # warnings, where no run takes them
@@ -81,6 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(
             f"{error or type(error).__name__}\n(--traceback shows where this came from)", ERROR
         )
+
+
+def use_huge_pages() -> None:
+    """Starts this process over with glibc's memory in huge pages (Linux; before anything is done).
+
+    On a CPU XLA takes its temporaries from the system at every step: a tenth of an update went into
+    page faults. glibc reads its settings once, when a process starts. Your own GLIBC_TUNABLES stay.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def on_purpose(error: BaseException) -> bool:

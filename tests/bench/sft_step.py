@@ -10,11 +10,14 @@ reports its first loss, which must be the same. Each runs in its own process, on
 and with nothing else running; compilation and two warm-up updates do not count; the median of the
 others does. TRL runs on one thread and on two, the faster one counts. Peak memory is that of the
 whole process, so it includes the libraries themselves; `import_bytes` says how much these take.
+Our side runs with huge pages, as the command line sets them for itself (`GLIBC_TUNABLES`), the
+others as they come; `--huge-pages all` sets them for all, `none` for none.
 """
 
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -246,24 +249,31 @@ def peak_bytes() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def run(python: str, folder: Path, *arguments: str) -> dict:
+def run(python: str, folder: Path, *arguments: str, huge_pages: bool) -> dict:
     """One side in its own process; its last line is its result."""
+    tunables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge_pages else {}
     command = [python, __file__, "small", "--folder", str(folder), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | tunables
+    )
     result = json.loads(done.stdout.splitlines()[-1])
     return {"tokens_per_second": ROWS * LENGTH / result["seconds"], **result}
 
 
 def compare(options: argparse.Namespace, folder: Path) -> dict:
     write_job(folder, SHARED | MODELS[options.model], options.updates)
-    result = {"ours": run(sys.executable, folder, "--side", "ours")}
+    mine_huge, huge = options.huge_pages != "none", options.huge_pages == "all"
+    result = {"ours": run(sys.executable, folder, "--side", "ours", huge_pages=mine_huge)}
     if options.trl_python:
         tokenizer = str(Path(options.tokenizer).absolute())
         more = ("--side", "trl", "--tokenizer", tokenizer, "--threads")
-        sides = [run(options.trl_python, folder, *more, threads) for threads in ("1", "2")]
+        sides = [
+            run(options.trl_python, folder, *more, threads, huge_pages=huge)
+            for threads in ("1", "2")
+        ]
         result["trl"] = min(sides, key=lambda side: side["seconds"])
     if options.tunix_python:
-        result["tunix"] = run(options.tunix_python, folder, "--side", "tunix")
+        result["tunix"] = run(options.tunix_python, folder, "--side", "tunix", huge_pages=huge)
     mine = result["ours"]
     for side in set(result) - {"ours"}:
         theirs = result[side]
@@ -282,6 +292,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=7)
     parser.add_argument("--trl-python", help="python of a venv with TRL")
     parser.add_argument("--tunix-python", help="python of a venv with Tunix")
+    parser.add_argument("--huge-pages", choices=("ours", "all", "none"), default="ours")
     parser.add_argument("--tokenizer", default="models/smollm2", help="any tokenizer folder")
     parser.add_argument("--side", choices=("ours", "trl", "tunix"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
