@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import logging
 import math
 import os
 import secrets
@@ -35,6 +36,12 @@ from jaxpost.options import check_ranges, option
 WALL_CLOCK = ("step_time", "tokens_per_second", "mfu", "compile_time", "elapsed")
 
 Values = dict[str, float | int]
+
+log = logging.getLogger(__name__)
+# Lowering and compiling; tracing is left out, whose events lie within one another.
+_COMPILING = tuple(
+    f"/jax/core/compile/{part}_duration" for part in ("jaxpr_to_mlir_module", "backend_compile")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +126,7 @@ class Writer:
         if not self._outputs:
             return
         lines = [json.dumps({"step": step, **record}, ensure_ascii=False) for record in records]
-        with self._samples.open("a", encoding="utf-8") as file:
+        with _named(self._samples), self._samples.open("a", encoding="utf-8") as file:
             file.write("".join(line + "\n" for line in lines))
 
     def close(self) -> None:
@@ -200,13 +207,17 @@ class _Lines:
         line = json.dumps({"step": step, **{key: record[key] for key in sorted(record)}}) + "\n"
         # One write at its place: a kill leaves the old line, the new one, or a cut last line.
         data = line.encode()
-        os.pwrite(file, data, start)
-        os.ftruncate(file, start + len(data))
+        with _named(self._path):
+            done = os.pwrite(file, data, start)
+            while done < len(data):  # a disk that is getting full takes a part, then none
+                done += os.pwrite(file, data[done:], start + done)
+            os.ftruncate(file, start + len(data))
         self._end, self._last = start + len(data), (step, start, record)
 
     def flush(self) -> None:
         if self._file is not None:
-            os.fsync(self._file)
+            with _named(self._path):
+                os.fsync(self._file)
 
     def close(self) -> None:
         if self._file is not None:
@@ -218,6 +229,16 @@ class _Lines:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             self._end, self._last = _last_record(self._file)
         return self._file
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the operating system say which file it was, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror}; put that right and run the same command again"
+        raise OSError(error.errno, reason, str(path)) from error
 
 
 def _last_record(file: int) -> tuple[int, tuple[int, int, dict[str, Any]] | None]:
@@ -410,9 +431,10 @@ def _optional(module: str, extra: str) -> Any:
 class Meter:
     """Turns the time between updates into `step_time`, `tokens_per_second` and `mfu`.
 
-    The first update of a job holds the compilation, so it gives `compile_time` and no speed. Time
-    spent under `pause()` (evaluation, saving) does not count. `num_tokens` and `epoch` go on over a
-    restart if `state()` is saved and given back as `counters`.
+    The first update of a job holds the compilation, so it gives `compile_time` and no speed, and a
+    line of the log says how much of it was compiling. Time spent under `pause()` (evaluation,
+    saving) does not count. `num_tokens` and `epoch` go on over a restart if `state()` is saved and
+    given back as `counters`.
 
     Args:
       flops_per_token: of a training step, as `train_flops_per_token` gives, or a function of the
@@ -437,10 +459,17 @@ class Meter:
         self._tokens = int(counters["num_tokens"]) if counters else 0
         self._examples = int(counters["num_examples"]) if counters else 0
         self._first = True
+        self._compiling = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
         self._since = clock()
 
-    def update(self, tokens: int, examples: int = 0) -> dict[str, float | int]:
-        """The metrics of the update that just ended, over so many tokens and examples."""
+    def update(self, tokens: int, examples: int = 0, first: Any = None) -> dict[str, float | int]:
+        """The metrics of the update that just ended, over so many tokens and examples.
+
+        Of a job's first one, which JAX still computes, the arrays of `first` are waited for.
+        """
+        if self._first:
+            jax.block_until_ready(first)
         now = self._clock()
         elapsed, self._since = now - self._since, now
         self._tokens += int(tokens)
@@ -450,6 +479,10 @@ class Meter:
             metrics["epoch"] = self._examples / self._per_epoch
         if self._first:
             self._first = False
+            jax.monitoring.unregister_event_duration_listener(self._compiled)
+            log.info(
+                "first update after %.1f s, of which %.1f s compiling", elapsed, self._compiling
+            )
             return {**metrics, "compile_time": elapsed}
         speed = tokens / elapsed if elapsed > 0 else 0.0
         metrics |= {"step_time": elapsed, "tokens_per_second": speed}
@@ -467,11 +500,16 @@ class Meter:
         have waited for is training time all the same.
         """
         jax.block_until_ready(after)
-        start = self._clock()
+        start, compiling = self._clock(), self._compiling
         try:
             yield
         finally:
+            self._compiling = compiling
             self._since += self._clock() - start
+
+    def _compiled(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event in _COMPILING:
+            self._compiling += duration_secs
 
     def state(self) -> dict[str, int]:
         """The counters, to save with the data position."""

@@ -2,6 +2,9 @@
 
 import io
 import json
+import re
+import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -247,6 +250,32 @@ def test_a_missing_package_is_named_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no such limit here")
+def test_a_disk_that_takes_no_more_is_named_and_leaves_whole_lines(tmp_path):
+    """The limit on the size of files stands for the disk: part of a line fits."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    out = make_writer(tmp_path)
+    try:
+        out.write(1, {"loss": 1.0})
+        out.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+        out.write(2, {"loss": 2.0})
+        with pytest.raises(OSError, match=r"too large; put that right and run.*metrics\.jsonl"):
+            out.flush()
+        with pytest.raises(OSError, match=r"too large; put that right and run.*samples\.jsonl"):
+            out.samples(2, [{"completion": "x" * 50}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    data = (tmp_path / "metrics.jsonl").read_bytes()
+    assert data.startswith(b'{"step": 1, "loss": 1.0}\n{"step": 2')
+    assert b"\x00" not in data
+    with make_writer(tmp_path) as out:
+        out.write(2, {"loss": 2.0})
+    assert [line["step"] for line in lines_of(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 # Speed -----------------------------------------------------------------------------------------
 
 
@@ -331,3 +360,23 @@ def test_flops_agree_with_those_that_xla_counts():
 def test_the_peak_is_a_rate():
     peak = writer.measure_matmul_peak(size=128, seconds=0.01)
     assert 1e8 < peak < 1e15
+
+
+def test_the_first_update_is_waited_for_and_its_compiling_told(caplog):
+    def slow(x):
+        return jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ x), x)
+
+    x = jnp.ones((300, 300)) / 300
+    meter = writer.Meter()
+    with meter.pause():
+        jax.jit(lambda y: jnp.sin(slow(y)))(x)  # an evaluation's program is not counted
+    with caplog.at_level("INFO", "jaxpost.writer"):
+        result = jax.jit(slow)(x)
+        first = meter.update(20, 2, result)
+        assert result.is_ready()
+        meter.update(20, 2)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("first update after ")
+    after, compiling = (float(word) for word in re.findall(r"(\d+\.\d) s", line))
+    assert after == pytest.approx(first["compile_time"], abs=0.06)
+    assert 0 <= compiling <= after

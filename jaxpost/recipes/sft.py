@@ -255,7 +255,7 @@ def train(config: Config) -> int:
             stopping, scores = run.should_stop(step), {}
             evaluating = config.eval.due(step, config.steps) and not stopping
             saving = saver.due(step) or stopping or step == config.steps
-            speed = meter.update(report.tokens, report.examples)
+            speed = meter.update(report.tokens, report.examples, measured)
             out.write(step, speed)
             with meter.pause(measured if evaluating or saving else None):
                 if evaluating:
