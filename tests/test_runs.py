@@ -15,10 +15,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 import yaml
 
-from jaxpost import optimizers, runs
+from jaxpost import checkpoint, optimizers, runs, train_step
+from jaxpost.data import chat, sources
+from jaxpost.recipes import setup
 
 LOOP = Path(__file__).with_name("crash_loop.py")
 STEPS = 30
@@ -493,6 +496,59 @@ def test_a_job_that_cannot_restore_leaves_config_and_records_as_they_were(tmp_pa
         raise ValueError("the checkpoint does not fit")
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 6}\n'
     resumed(tmp_path, OLD)
+
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> setup.Policy:
+    return setup.load_policy(setup.ModelConfig(fresh=TINY, tokenizer="bytes"), jax.random.key(0))
+
+
+def test_a_data_position_that_does_not_fit_leaves_the_folder_as_it_was(tmp_path, tiny):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 9)
+    state = train_step.init_state(tiny.params, optax.sgd(0.1))
+
+    def job(batch_size: int, **options) -> None:
+        config = {"steps": 4, "batch_size": batch_size}
+        data = sources.batches(
+            sources.DataConfig(train=str(tmp_path / "rows.jsonl")),
+            chat.Tokenize(tiny.tokenizer, chat.ChatOptions()),
+            length=16,
+            batch_size=batch_size,
+            seed=0,
+        )
+        with (
+            runs.open_run(tmp_path / "run", config, steps=4, **options) as run,
+            checkpoint.Checkpointer(run.checkpoints) as saver,
+        ):
+            setup.resume(run, saver, state, None, data)
+            (run.folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+            saver.save(2, state, {"data": data.get_state(), "counters": {}}, config)
+
+    job(2)
+    with pytest.raises(ValueError, match="batch_size was 2 and is 3"):
+        job(3, resume_anyway=True)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["batch_size"] == 2
+    assert len(metrics_of(tmp_path / "run")) == 2
+    job(2)
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny):
+    for name in (".model.new-12", ".model.old-12", ".mine.new-1"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    setup.export(tmp_path, tiny, tiny.params, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.new-1", "model"]
 
 
 def test_before_the_first_checkpoint_any_change_is_welcome(tmp_path):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -202,6 +204,9 @@ def make_meter(policy: Policy, counters: dict[str, int] | None) -> writer.Meter:
 
 def export(folder: Path, policy: Policy, params: Params, base: str | None) -> None:
     """Writes the trained model for use elsewhere: `model/`, and with LoRA also `adapter/`."""
+    for left in folder.glob(".*.*-*"):  # by an export that was killed
+        if re.fullmatch(r"\.(model|adapter)\.(new|old)-\d+", left.name):
+            shutil.rmtree(left)
     if policy.model.config.lora is not None:
         hub.save_adapter(folder / "adapter", policy.model, params, base_model=base)
         model, params = hub.merge(policy.model, params)
