@@ -22,7 +22,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxpost import loss_weights, losses, optimizers, sampling
+    from jaxpost import (
+        advantages,
+        coefficients,
+        loss_weights,
+        losses,
+        metrics,
+        optimizers,
+        sampling,
+    )
     from jaxpost.batch import TokenBatch
     from jaxpost.hub import init_model, load_model, save_model
     from jaxpost.logps import token_logps, token_loss, token_scores
@@ -45,6 +53,8 @@ __all__ = [
     "TokenBatch",
     "TrainState",
     "TransformerConfig",
+    "advantages",
+    "coefficients",
     "init_model",
     "init_state",
     "load_model",
@@ -53,6 +63,7 @@ __all__ = [
     "losses",
     "make_model",
     "make_train_step",
+    "metrics",
     "optimizers",
     "sample",
     "sampling",

@@ -6,7 +6,7 @@ never averaged.
 
 import jax.numpy as jnp
 
-from jaxpost.typing import Array
+from jaxpost.typing import Array, Float, Mask, PerToken
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
@@ -22,3 +22,52 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 def perplexity(nll: Array, count: Array) -> Array:
     """exp(Σ nll / count): `nll` in nats, summed over `count` targets; 1 where there are none."""
     return jnp.exp(ratio(nll, count))
+
+
+def clipped(
+    logps: PerToken,
+    old_logps: PerToken,
+    advantages: PerToken,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> PerToken:
+    """1 where the clip takes `ppo_clip`'s gradient away, else 0; a weighted sum is the fraction."""
+    ratios = jnp.exp(jnp.clip(logps - old_logps, -20.0, 20.0))
+    above = (advantages > 0) & (ratios > 1 + clip_high)
+    below = (advantages < 0) & (ratios < 1 - clip_low)
+    return (above | below).astype(jnp.float32)
+
+
+def approx_kl(logps: PerToken, old_logps: PerToken) -> PerToken:
+    """ρ − 1 − log ρ ≥ 0, nats: estimates KL(π_old ‖ π) on samples of π_old."""
+    log_ratios = jnp.clip(logps - old_logps, -20.0, 20.0)
+    return jnp.expm1(log_ratios) - log_ratios
+
+
+def explained_variance(values: PerToken, returns: PerToken, mask: Mask) -> Array:
+    """1 − var(returns − values) / var(returns) over the mask: 1 perfect, 0 no better than a mean.
+
+    Of a whole batch. 0 where the returns do not vary.
+    """
+    spread = jnp.var(returns, where=mask)
+    left = jnp.var(returns - values, where=mask)
+    return jnp.where(spread > 0, 1.0 - left / jnp.where(spread > 0, spread, 1.0), 0.0)
+
+
+def effective_samples(importances: Array, mask: Mask) -> Array:
+    """(Σ w)² / (Σ w² · count), in (0, 1]: how much of a batch is left after reweighting it."""
+    weights = jnp.where(mask, importances, 0.0)
+    return ratio(jnp.square(jnp.sum(weights)), jnp.sum(jnp.square(weights)) * jnp.sum(mask))
+
+
+def missing_rewards(rewards: Array) -> Array:
+    """How many completions have no reward (NaN): counted, and neither 0 nor in a baseline."""
+    return jnp.sum(jnp.isnan(rewards))
+
+
+def equal_groups(rewards: Float[Array, "P G"]) -> Array:
+    """How many groups have no two different rewards, and so no advantage; missing ones aside."""
+    largest = jnp.max(rewards, axis=1, where=~jnp.isnan(rewards), initial=-jnp.inf)
+    smallest = jnp.min(rewards, axis=1, where=~jnp.isnan(rewards), initial=jnp.inf)
+    return jnp.sum(largest <= smallest)

@@ -16,6 +16,8 @@ LEVELS = (
     (
         "losses",
         "loss_weights",
+        "advantages",
+        "coefficients",
         "metrics",
         "attention",
     ),  # attention is arrays to arrays, like a loss
