@@ -46,10 +46,11 @@ def batch_normalized(
 
 
 def leave_one_out(rewards: Rewards, counted: Counted | None = None) -> PerGroup:
-    """r_i − mean of the others = n/(n − 1) · centred: RLOO (arXiv 2402.14740, eq. 7)."""
+    """r_i − mean of the others = n/(n − 1) · centred: RLOO (arXiv 2402.14740); 0 without others."""
     deviations, there = from_largest(rewards, counted)
     n = jnp.sum(there, axis=-1, keepdims=True)
-    return n / jnp.maximum(n - 1, 1) * centered(deviations, there)
+    gaps = n * deviations - jnp.sum(deviations, axis=-1, keepdims=True)
+    return jnp.where(there, gaps / jnp.maximum(n - 1, 1), 0.0)
 
 
 def partition_centered(rewards: Rewards, counted: Counted | None = None, *, tau: float) -> PerGroup:

@@ -17,7 +17,8 @@ advantage (`advantages`) and weights (`loss_weights`):
     MaxRL         reinforce   mean_normalized                sequence_sum_mean
     GPG           reinforce   contrast_scaled                token_mean
     SPPO          ppo_clip    reward − σ(value logit)        token_mean           value_bce
-    AReaL         ppo_decoupled                              token_mean
+    ORZ           ppo_clip    gae (γ = λ = 1), whiten        token_mean           value_squared
+    AReaL         ppo_decoupled, the same advantages         token_mean
 """
 
 import jax
