@@ -90,6 +90,37 @@ def test_bytes_and_back():
     assert max(ids) < used.vocab_size == 260
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"eos_token": "<done>"},
+        {"eos_token": {"__type": "AddedToken", "content": "<done>"}, "pad_token": "<pad>"},
+        {"additional_special_tokens": ["<a>", "<b>"], "unk_token": "<unk>"},
+        {"added_tokens_decoder": {"260": {"content": "<done>", "special": True}}}
+        | {"eos_token": "<done>"},
+        {"added_tokens_decoder": {"260": {"content": "<think>", "special": False}}}
+        | {"bos_token": "a"},
+    ],
+)
+def test_special_tokens_that_only_the_settings_name_are_added_as_transformers_does(tmp_path, named):
+    text = "a<done>b<pad><a><b><unk> <think>"
+    files = {**tokenizers.byte_tokenizer(), "tokenizer_config.json": json.dumps(named).encode()}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = tokenizers.load_tokenizer(tmp_path)
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+    assert ours.eos_id == theirs.eos_token_id
+    assert ours.vocab_size == len(theirs)
+    assert pickle.loads(pickle.dumps(ours)).encode(text) == ours.encode(text)
+
+
+def test_a_special_token_with_an_id_of_another_tokenizer_is_refused():
+    settings = config(added_tokens_decoder={"300": {"content": "<done>", "special": True}})
+    with pytest.raises(ValueError, match="gives '<done>' the id 300; tokenizer.json makes it 260"):
+        load(tokenizer_config__json=settings)
+
+
 def test_the_fingerprint_is_of_the_files():
     assert load().fingerprint == load().fingerprint
     assert load().fingerprint != load(generation_config__json=None).fingerprint

@@ -26,6 +26,8 @@ Spans = list[tuple[int, int]]
 # What templates that state the date are told, so that the same row gives the same tokens any day.
 # Texts that are put before another, one after the other, until one does not merge with it.
 GUARDS = ("\n", "0", "~", "一")
+# The keys of tokenizer_config.json that name a special token.
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 TODAY = datetime.date(2025, 1, 1)
 
 
@@ -419,11 +421,36 @@ class HubTokenizer(Templated):
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._add_named_tokens()
         self._special_ids = frozenset(self._tokenizer.get_added_tokens_decoder())
         self._vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._first = self._tokenizer.encode("a").ids[:1]
         # It adds special tokens, which is not wanted here, and may cut spaces off a token's span.
         self._tokenizer.post_processor = tokenizers.processors.Sequence([])
+
+    def _add_named_tokens(self) -> None:
+        """Adds the special tokens that only the other files name, as transformers does.
+
+        Raises:
+          ValueError: a file gives such a token an id that is not the next one free.
+        """
+        import tokenizers
+
+        there = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        stated = self.settings.get("added_tokens_decoder") or {}
+        numbered = {spelt(token): int(number) for number, token in stated.items()}
+        plain = {spelt(token) for token in stated.values() if token.get("special") is False}
+        extra = self.special.get("additional_special_tokens") or ()
+        named = [*numbered, *(spelt(self.special.get(name)) for name in NAMED), *map(spelt, extra)]
+        for text in dict.fromkeys(text for text in named if text and text not in there):
+            token = tokenizers.AddedToken(text, special=text not in plain, normalized=False)
+            self._tokenizer.add_tokens([token])
+            found, wanted = self.id_of(text), numbered.get(text)
+            if wanted is not None and found != wanted:
+                raise ValueError(
+                    f"tokenizer_config.json gives {text!r} the id {wanted}; tokenizer.json makes "
+                    f"it {found}: the two files are not of one tokenizer"
+                )
 
     def id_of(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
