@@ -6,9 +6,12 @@ Only the module of the verb that is asked for is imported, so that `--help` is q
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from jaxpost.commands import usage
 from jaxpost.config import ConfigError, names
@@ -68,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # XLA reads this when it loads: its notes on cached programs say nothing that one can act on.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(format="%(message)s")  # warnings, where no run takes them
+    keep_interrupts()
     try:
         return importlib.import_module(f"jaxpost.commands.{verb}").main(rest)
     except ConfigError as error:
@@ -97,6 +101,25 @@ def use_huge_pages() -> None:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         sys.stdout.flush()
         os.execv(sys.executable, sys.orig_argv)
+
+
+def keep_interrupts() -> None:
+    """Lets a Ctrl-C come again that Python could only report and forget.
+
+    It does so where the exception is raised in a callback, and JAX has one that every garbage
+    collection calls.
+    """
+    if sys.unraisablehook is not sys.__unraisablehook__:
+        return
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            # A moment later, when that callback is over.
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def on_purpose(error: BaseException) -> bool:

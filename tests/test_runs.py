@@ -196,6 +196,26 @@ def test_of_jobs_started_together_one_gets_it(tmp_path):
     assert sum("is in use by process" in line for line in lines) == 5
 
 
+def test_a_ctrl_c_that_falls_into_a_callback_is_not_lost():
+    code = """
+import os, signal, time
+from jaxpost import __main__ as cli
+cli.keep_interrupts()
+class Callback:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+try:
+    Callback()
+    time.sleep(20)
+    print("lost")
+except KeyboardInterrupt:
+    print("came")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("came\n", "")
+
+
 def test_handlers_are_given_back_and_an_ignored_hangup_stays_ignored(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
