@@ -18,6 +18,7 @@ import optax
 import pytest
 
 from jaxpost import checkpoint
+from jaxpost.checkpoint import layout
 
 
 class State(NamedTuple):
@@ -290,7 +291,7 @@ def test_other_versions_are_said(two_steps, tmp_path, caplog):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["made_by"]["jax"] = "0.0.1"
     (path / "manifest.json").write_text(json.dumps(manifest))
-    (path / "COMMITTED").write_bytes(checkpoint._marker(path))
+    (path / "COMMITTED").write_bytes(layout.marker(path))
     with checkpoint.Checkpointer(folder) as saver, caplog.at_level(logging.WARNING):
         assert saver.restore(make_state()) is not None
     assert f"jax 0.0.1 -> {jax.__version__}" in caplog.text
