@@ -22,6 +22,7 @@ import yaml
 from jaxpost import checkpoint, optimizers, runs, train_step
 from jaxpost.data import chat, sources
 from jaxpost.recipes import setup
+from jaxpost.runs import changes, lock
 
 LOOP = Path(__file__).with_name("crash_loop.py")
 STEPS = 30
@@ -99,8 +100,8 @@ def small_disk(tmp_path):
 
 def test_killed_at_random_times_the_run_ends_in_the_same_bits(straight, tmp_path):
     rng = random.Random(0)
-    boots = [f"kill:{rng.uniform(0.05, 1.5):.2f}" for _ in range(3)]
-    later = [f"kill:+{rng.uniform(0, 0.4):.3f}" for _ in range(5)]
+    boots = [f"kill:{rng.uniform(0.05, 0.6):.2f}" for _ in range(3)]
+    later = [f"kill:+{rng.uniform(0, 0.1):.3f}" for _ in range(5)]
     moments = boots + later
     rng.shuffle(moments)
     out = loop("children", tmp_path / "run", STEPS, *moments)
@@ -417,14 +418,14 @@ NEW = {
 
 def test_changes_by_hand():
     assert runs.config_changes(OLD, OLD) == []
-    changes = runs.config_changes(OLD, NEW)
-    assert [str(change) for change in changes] == [
+    found = runs.config_changes(OLD, NEW)
+    assert [str(change) for change in found] == [
         "checkpoint.every: 5 -> 7",
         "optimizer.decay: (absent) -> {}",
         "optimizer.learning_rate: 1e-05 -> 2e-05",
         "steps: 10 -> 20",
     ]
-    assert [change.free for change in changes] == [True, False, False, True]
+    assert [change.free for change in found] == [True, False, False, True]
     assert list(map(str, runs.config_changes({"a": None}, {}))) == ["a: null -> (absent)"]
     assert [
         (str(change), change.fixed)
@@ -575,15 +576,15 @@ def test_before_the_first_checkpoint_any_change_is_welcome(tmp_path):
     for config in (OLD, NEW):
         with runs.open_run(tmp_path, config, steps=10) as run:
             run.resume(0)
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == runs._plain(NEW)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == changes.plain(NEW)
 
 
 # The lock ----------------------------------------------------------------------------------------
 
 
-def lock_of(folder: Path, **changes) -> Path:
+def lock_of(folder: Path, **fields) -> Path:
     path = folder / "lock.json"
-    path.write_text(json.dumps({**runs._identity(), **changes}))
+    path.write_text(json.dumps({**lock.identity(), **fields}))
     return path
 
 
@@ -602,17 +603,17 @@ def test_locks_left_behind(tmp_path):
         lock_of(tmp_path, pid=other.pid, start="17")
         runs.open_run(tmp_path, {}, steps=1).close()
         # The machine was restarted since.
-        lock_of(tmp_path, pid=other.pid, start=runs._start_of(other.pid), boot="another")
+        lock_of(tmp_path, pid=other.pid, start=lock.start_of(other.pid), boot="another")
         runs.open_run(tmp_path, {}, steps=1).close()
         # It is that process.
-        lock_of(tmp_path, pid=other.pid, start=runs._start_of(other.pid))
+        lock_of(tmp_path, pid=other.pid, start=lock.start_of(other.pid))
         with pytest.raises(runs.RunError, match=f"process {other.pid}"):
             runs.open_run(tmp_path, {}, steps=1)
     finally:
         other.communicate(b"\n")
     runs.open_run(tmp_path, {}, steps=1).close()
     # Cut short or bare, which atomic writing rules out, but a user's editor does not.
-    whole = runs._identity()
+    whole = lock.identity()
     lacking = [json.dumps({k: v for k, v in whole.items() if k != key}) for key in whole]
     for text in ('{"pid": 1', "", "[]", *lacking):
         (tmp_path / "lock.json").write_text(text)
