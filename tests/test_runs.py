@@ -572,6 +572,18 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.new-1", "model"]
 
 
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing_half_written(tiny, small_disk):
+    folder = small_disk("run", "200k")
+    with contextlib.suppress(OSError):
+        (folder / "ballast").write_bytes(b"x" * 180_000)
+    with pytest.raises(OSError, match=r"model\.safetensors could not be written .*No space left"):
+        setup.export(folder, tiny, tiny.params, None)
+    (folder / "ballast").unlink()
+    assert list(folder.iterdir()) == []
+    setup.export(folder, tiny, tiny.params, None)
+    assert (folder / "model" / "model.safetensors").exists()
+
+
 def test_before_the_first_checkpoint_any_change_is_welcome(tmp_path):
     for config in (OLD, NEW):
         with runs.open_run(tmp_path, config, steps=10) as run:

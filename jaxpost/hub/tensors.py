@@ -170,6 +170,7 @@ def split(tensors: Sequence[Writable], max_shard_bytes: int) -> list[list[Writab
 
 
 def write_file(path: pathlib.Path, tensors: Sequence[Writable]) -> None:
+    """Raises OSError where the disk takes no more."""
     import safetensors.numpy
 
     arrays = {}
@@ -183,5 +184,10 @@ def write_file(path: pathlib.Path, tensors: Sequence[Writable]) -> None:
         arrays[tensor.name] = array
     path.touch()
     mode = path.stat().st_mode  # what the umask gives; safetensors makes files private
-    safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+    try:
+        safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(
+            f"{path} could not be written ({error}); put that right and run the same command again"
+        ) from error
     path.chmod(mode)
