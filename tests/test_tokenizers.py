@@ -117,7 +117,7 @@ def test_special_tokens_that_only_the_settings_name_are_added_as_transformers_do
 
 def test_a_special_token_with_an_id_of_another_tokenizer_is_refused():
     settings = config(added_tokens_decoder={"300": {"content": "<done>", "special": True}})
-    with pytest.raises(ValueError, match="gives '<done>' the id 300; tokenizer.json makes it 260"):
+    with pytest.raises(ValueError, match=r"gives '<done>' the id 300; tokenizer\.json makes it 260"):
         load(tokenizer_config__json=settings)
 
 
