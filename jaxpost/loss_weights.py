@@ -7,6 +7,7 @@ before it is split into microbatches. They take a mask or importances (0 outside
 import jax
 import jax.numpy as jnp
 
+from jaxpost import ratios
 from jaxpost.typing import Array, Float, Int, PerToken
 
 
@@ -69,7 +70,7 @@ def sequence_means(
 
 def importance(old_logps: Array, sampler_logps: Array) -> Array:
     """w, its exponent within ±20."""
-    return jnp.exp(jnp.clip(jax.lax.stop_gradient(old_logps - sampler_logps), -20.0, 20.0))
+    return jax.lax.stop_gradient(ratios.ratio(old_logps, sampler_logps))
 
 
 def truncated_importance(old_logps: Array, sampler_logps: Array, *, cap: float = 2.0) -> Array:
@@ -102,7 +103,7 @@ def near_in_mean(
 ) -> PerToken:
     """1 for tokens of sequences with low ≤ exp(mean log w) ≤ high, else 0: at any length alike."""
     log_w = jax.lax.stop_gradient(old_logps - sampler_logps)
-    means = jnp.exp(jnp.clip(sequence_means(log_w, mask, segment_ids), -20.0, 20.0))
+    means = ratios.exponential(sequence_means(log_w, mask, segment_ids))
     return ((low <= means) & (means <= high)).astype(jnp.float32)
 
 

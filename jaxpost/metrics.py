@@ -6,6 +6,7 @@ never averaged.
 
 import jax.numpy as jnp
 
+from jaxpost import ratios
 from jaxpost.typing import Array, Float, Mask, PerToken
 
 
@@ -33,15 +34,15 @@ def clipped(
     clip_high: float = 0.2,
 ) -> PerToken:
     """1 where the clip takes `ppo_clip`'s gradient away, else 0; a weighted sum is the fraction."""
-    ratios = jnp.exp(jnp.clip(logps - old_logps, -20.0, 20.0))
-    above = (advantages > 0) & (ratios > 1 + clip_high)
-    below = (advantages < 0) & (ratios < 1 - clip_low)
+    rho = ratios.ratio(logps, old_logps)
+    above = (advantages > 0) & (rho > 1 + clip_high)
+    below = (advantages < 0) & (rho < 1 - clip_low)
     return (above | below).astype(jnp.float32)
 
 
 def approx_kl(logps: PerToken, old_logps: PerToken) -> PerToken:
     """ρ − 1 − log ρ ≥ 0, nats: estimates KL(π_old ‖ π) on samples of π_old."""
-    log_ratios = jnp.clip(logps - old_logps, -20.0, 20.0)
+    log_ratios = ratios.bounded(ratios.log_ratio(logps, old_logps))
     return jnp.expm1(log_ratios) - log_ratios
 
 

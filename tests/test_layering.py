@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "jaxpost"
 # A part is a module, or a folder with all that is in it; inside a folder imports are free.
 LEVELS = (
     ("typing", "companions", "options"),
+    ("ratios",),
     (
         "losses",
         "loss_weights",

@@ -14,7 +14,7 @@ All are per token and zero where both log-probabilities are. k3 takes a log-rati
 import jax
 import jax.numpy as jnp
 
-from jaxpost.losses import ratios
+from jaxpost import ratios
 from jaxpost.typing import PerToken
 
 
@@ -33,7 +33,7 @@ def kl_k3(logps: PerToken, ref_logps: PerToken) -> PerToken:
 
     Its gradient, 1 − π_ref/π, is the one GRPO trains with: the forward KL's, not the reverse's.
     """
-    k1 = jnp.clip(kl_k1(logps, ref_logps), -ratios.EXPONENT, ratios.EXPONENT)
+    k1 = ratios.bounded(kl_k1(logps, ref_logps))
     return jnp.expm1(-k1) + k1
 
 

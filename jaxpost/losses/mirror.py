@@ -9,7 +9,7 @@ state should be reset with it. A group of equal rewards still pulls back towards
 import jax
 import jax.numpy as jnp
 
-from jaxpost.losses import ratios
+from jaxpost import ratios
 from jaxpost.typing import PerSequence, PerToken
 
 
@@ -36,7 +36,7 @@ def mirror_descent(
     −ρ (A − τ l) ∇log π: `pmd`'s, reweighted to samples of π. So its minimiser is exactly
     π_old exp(A/τ)/Z, where `pmd`'s with a mean baseline stays closer to π_old.
     """
-    log_rho = jnp.clip(ratios.log_ratio(logps, old_logps), -ratios.EXPONENT, ratios.EXPONENT)
+    log_rho = ratios.bounded(ratios.log_ratio(logps, old_logps))
     rho = jnp.exp(log_rho)
     return tau * (rho * log_rho - rho + 1) - rho * jax.lax.stop_gradient(advantages)
 

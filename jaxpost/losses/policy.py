@@ -24,7 +24,7 @@ advantage (`advantages`) and weights (`loss_weights`):
 import jax
 import jax.numpy as jnp
 
-from jaxpost.losses import ratios
+from jaxpost import ratios
 from jaxpost.typing import Array, PerSequence, PerToken, Shaped
 
 

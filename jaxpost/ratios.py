@@ -14,9 +14,14 @@ def log_ratio(logps: Array, other_logps: Array) -> Array:
     return jnp.clip(logps - jax.lax.stop_gradient(other_logps), -FAR, FAR)
 
 
+def bounded(log_ratios: Array) -> Array:
+    """Log-ratios within ±EXPONENT."""
+    return jnp.clip(log_ratios, -EXPONENT, EXPONENT)
+
+
 def exponential(log_ratios: Array) -> Array:
     """exp of log-ratios within ±EXPONENT."""
-    return jnp.exp(jnp.clip(log_ratios, -EXPONENT, EXPONENT))
+    return jnp.exp(bounded(log_ratios))
 
 
 def ratio(logps: Array, other_logps: Array) -> Array:
