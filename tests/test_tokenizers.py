@@ -28,21 +28,29 @@ def config(**changes):
     return {**json.loads(tokenizers.byte_tokenizer()["tokenizer_config.json"]), **changes}
 
 
-@pytest.fixture(scope="module")
-def pieces():
-    """A SentencePiece model with byte fallback, two control tokens and one of the user's."""
+def sentencepiece_model(sentence, **settings):
+    """A SentencePiece model of one sentence, with byte fallback."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the quick brown fox jumps over the lazy dog é 你好"] * 20),
+        sentence_iterator=iter([sentence] * 20),
         model_writer=model,
-        vocab_size=330,
         byte_fallback=True,
-        control_symbols=["[INST]", "[/INST]"],
-        user_defined_symbols=["<end>"],
         hard_vocab_limit=False,
         minloglevel=2,
+        **settings,
     )
     return model.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """A model with two control tokens and one of the user's."""
+    return sentencepiece_model(
+        "the quick brown fox jumps over the lazy dog é 你好",
+        vocab_size=330,
+        control_symbols=["[INST]", "[/INST]"],
+        user_defined_symbols=["<end>"],
+    )
 
 
 # Special ids -----------------------------------------------------------------------------------
@@ -117,7 +125,8 @@ def test_special_tokens_that_only_the_settings_name_are_added_as_transformers_do
 
 def test_a_special_token_with_an_id_of_another_tokenizer_is_refused():
     settings = config(added_tokens_decoder={"300": {"content": "<done>", "special": True}})
-    with pytest.raises(ValueError, match=r"gives '<done>' the id 300; tokenizer\.json makes it 260"):
+    wrong = r"gives '<done>' the id 300; tokenizer\.json makes it 260"
+    with pytest.raises(ValueError, match=wrong):
         load(tokenizer_config__json=settings)
 
 
@@ -269,17 +278,9 @@ def test_sentencepiece_there_and_back(pieces, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_text_that_goes_on_another_begins_without_a_space(kind):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the quick brown fox jumps over the lazy dog"] * 20),
-        model_writer=model,
-        vocab_size=320,
-        byte_fallback=True,
-        model_type=kind,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    used = tokenizers.load_tokenizer_from_files({"tokenizer.model": model.getvalue()})
+    text = "the quick brown fox jumps over the lazy dog"
+    model = sentencepiece_model(text, vocab_size=320, model_type=kind)
+    used = tokenizers.load_tokenizer_from_files({"tokenizer.model": model})
     ids, spans = used.encode_inside("quick é")
     assert used.decode(used.encode("the") + ids) == "thequick é"
     assert "".join("quick é"[a:b] for a, b in dict.fromkeys(spans)) == "quick é"

@@ -250,7 +250,6 @@ def test_a_missing_package_is_named_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no such limit here")
 def test_a_disk_that_takes_no_more_is_named_and_leaves_whole_lines(tmp_path):
     """The limit on the size of files stands for the disk: part of a line fits."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

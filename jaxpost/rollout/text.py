@@ -10,7 +10,6 @@ Ids = Sequence[int] | np.ndarray
 
 
 @runtime_checkable
-@runtime_checkable
 class Tokenizer(Protocol):
     """What sampling needs of a tokenizer.
 
