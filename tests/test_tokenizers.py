@@ -108,6 +108,7 @@ def test_bytes_and_back():
         | {"eos_token": "<done>"},
         {"added_tokens_decoder": {"260": {"content": "<think>", "special": False}}}
         | {"bos_token": "a"},
+        {"added_tokens_decoder": {"261": {"content": "<b>"}, "260": {"content": "<a>"}}},
     ],
 )
 def test_special_tokens_that_only_the_settings_name_are_added_as_transformers_does(tmp_path, named):

@@ -437,19 +437,18 @@ class HubTokenizer(Templated):
         import tokenizers
 
         there = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        stated = self.settings.get("added_tokens_decoder") or {}
-        numbered = {spelt(token): int(number) for number, token in stated.items()}
-        plain = {spelt(token) for token in stated.values() if token.get("special") is False}
+        numbered = {token: number for number, token in sorted(added_tokens(self).items())}
+        words = added_words(self)
         extra = self.special.get("additional_special_tokens") or ()
         named = [*numbered, *(spelt(self.special.get(name)) for name in NAMED), *map(spelt, extra)]
         for text in dict.fromkeys(text for text in named if text and text not in there):
-            token = tokenizers.AddedToken(text, special=text not in plain, normalized=False)
+            token = tokenizers.AddedToken(text, special=text not in words, normalized=False)
             self._tokenizer.add_tokens([token])
             found, wanted = self.id_of(text), numbered.get(text)
             if wanted is not None and found != wanted:
                 raise ValueError(
-                    f"tokenizer_config.json gives {text!r} the id {wanted}; tokenizer.json makes "
-                    f"it {found}: the two files are not of one tokenizer"
+                    f"tokenizer_config.json (or added_tokens.json) gives {text!r} the id {wanted}; "
+                    f"tokenizer.json makes it {found}: the files are not of one tokenizer"
                 )
 
     def id_of(self, token: str) -> int | None:
@@ -534,9 +533,8 @@ class PieceTokenizer(Templated):
 
     @property
     def special_texts(self) -> Sequence[str]:
-        added = self.settings.get("added_tokens_decoder") or {}
-        words = {int(i) for i, token in added.items() if token.get("special") is False}
-        return [piece for i, piece in self._special.items() if i not in words]
+        words = added_words(self)
+        return [piece for piece in self._special.values() if piece not in words]
 
     @property
     def bos_id(self) -> int | None:
@@ -586,11 +584,17 @@ class PieceTokenizer(Templated):
 
 
 def added_tokens(tokenizer: Templated) -> dict[int, str]:
-    """Tokens that were added to a SentencePiece model later, by id."""
+    """Tokens that were added to a vocabulary later, by id."""
     older = json_of(tokenizer.files, "added_tokens.json")
     newer = tokenizer.settings.get("added_tokens_decoder") or {}
     found = {int(i): piece for piece, i in older.items()}
     return {**found, **{int(i): spelt(token) or "" for i, token in newer.items()}}
+
+
+def added_words(tokenizer: Templated) -> set[str | None]:
+    """Those of them that are words, such as <think>, and do not steer the model."""
+    added = tokenizer.settings.get("added_tokens_decoder") or {}
+    return {spelt(token) for token in added.values() if token.get("special") is False}
 
 
 CHATML = """{%- for message in messages -%}
