@@ -24,7 +24,7 @@ LEVELS = (
     ),  # attention is arrays to arrays, like a loss
     ("batch", "models", "sampling"),
     ("logps", "rollout", "train_step", "optimizers"),
-    ("data", "checkpoint", "hub", "writer", "config", "runs"),
+    ("data", "rewards", "checkpoint", "hub", "writer", "config", "runs"),
     ("recipes",),
     ("commands",),
     ("__main__",),
