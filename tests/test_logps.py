@@ -24,8 +24,10 @@ MASK[0, 3:6] = MASK[1] = True
 MASK[2, [0, 2, 6]] = True
 
 
-def settings(temperature=1.0, top_k=None, top_p=None, min_p=None, softcap=None, chunk=8):
-    return logps.Settings(temperature, top_k, top_p, min_p, softcap, chunk)
+def settings(
+    temperature=1.0, top_k=None, top_p=None, min_p=None, softcap=None, chunk=8, entropies=False
+):
+    return logps.Settings(temperature, top_k, top_p, min_p, softcap, chunk, entropies)
 
 
 def problem(vocabulary: int, scale: float = 1.0):
@@ -51,19 +53,24 @@ def plain(hidden, head, targets, mask, given):
         )
     normalizers = jax.nn.logsumexp(raw, axis=-1)
     chosen = jnp.take_along_axis(raw, targets[..., None], axis=-1)[..., 0]
-    scores = logps.TokenScores(chosen - normalizers, normalizers, chosen >= jnp.max(raw, axis=-1))
+    correct = chosen >= jnp.max(raw, axis=-1)
+    entropies = jnp.zeros_like(normalizers)
+    if given.entropies:
+        log_p = jnp.where(raw > -jnp.inf, raw, -1e9) - normalizers[..., None]
+        entropies = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    scores = logps.TokenScores(chosen - normalizers, normalizers, correct, entropies)
     return jax.tree.map(lambda x: jnp.where(mask, x, 0).astype(jnp.float32), scores)
 
 
 @functools.partial(quick_jit, static_argnums=(0, 5))
 def scores_and_gradients(score, hidden, head, targets, mask, given):
-    """The gradients are of a sum that mixes both fields with different signs and sizes."""
-    coefficients = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 7)), jnp.float32)
+    """The gradients are of a sum that mixes all fields with different signs and sizes."""
+    coefficients = jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 7)), jnp.float32)
 
     def total(hidden, head):
         scores = score(hidden, head, targets, mask, given)
         mixed = coefficients[0] * scores.logps + coefficients[1] * scores.log_normalizers
-        return jnp.sum(mixed), scores
+        return jnp.sum(mixed + coefficients[2] * scores.entropies), scores
 
     gradients, scores = jax.grad(total, argnums=(0, 1), has_aux=True)(hidden, head)
     return scores, gradients
@@ -78,6 +85,9 @@ def scores_and_gradients(score, hidden, head, targets, mask, given):
         (16, 37, settings(softcap=3.0, chunk=12)),
         (1000, 37, settings(softcap=3.0)),
         (16, 37, settings(temperature=0.7, softcap=3.0)),
+        (5, 37, settings(temperature=0.7, softcap=3.0, entropies=True)),
+        (1000, 16, settings(entropies=True)),
+        (5, 37, settings(top_k=9, top_p=0.95, entropies=True)),
         (5, 37, settings(temperature=0.7, top_k=9, top_p=0.95, min_p=0.01, softcap=3.0)),
     ],
 )
@@ -97,7 +107,8 @@ def test_scores_and_gradients_equal_a_plain_softmax(monkeypatch, tile, vocabular
 
 
 def one_loss(scores, weights):
-    return weights * (losses.dft(scores.logps) + 0.1 * losses.z_loss(scores.log_normalizers))
+    loss = losses.dft(scores.logps) + 0.1 * losses.z_loss(scores.log_normalizers)
+    return weights * (loss + 0.3 * losses.entropy_bonus(scores.entropies))
 
 
 @functools.partial(quick_jit, static_argnums=(0, 6))
@@ -124,6 +135,7 @@ def plain_loss(hidden, head, targets, mask, given, per_token, *data):
         (8, 8, 16, settings(chunk=1000)),  # whole tiles
         (5, 8, 37, settings(chunk=1000)),  # seven whole tiles and a rest of two
         (16, 12, 37, settings(softcap=3.0, chunk=1000)),
+        (16, 12, 37, settings(temperature=0.6, chunk=1000, entropies=True)),
         (1000, 1000, 37, settings(softcap=3.0, chunk=4)),  # as on accelerators
     ],
 )
@@ -140,7 +152,7 @@ def test_a_loss_and_its_gradients_formed_together(monkeypatch, tile, chunk, voca
         np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-5)
         for mine, right in zip((*ours, *found), (*scores, *wanted), strict=True):
-            np.testing.assert_allclose(mine, right, atol=2e-5)
+            np.testing.assert_allclose(mine, right, atol=2e-5, rtol=2e-6)
 
 
 def test_what_is_not_asked_for_is_zero_and_has_no_gradient():

@@ -44,6 +44,7 @@ def token_scores(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    entropies: bool = False,
     noise: Float[Array, "B T D"] | None = None,
     chunk: int = CHUNK_TOKENS,
 ) -> TokenScores:
@@ -53,7 +54,9 @@ def token_scores(
     tokens, [chunk, V] float32 (on a CPU [chunk, 2048], unless the distribution is truncated).
     """
     hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
-    settings = Settings(temperature, top_k, top_p, min_p, model.config.final_softcap, chunk)
+    settings = Settings(
+        temperature, top_k, top_p, min_p, model.config.final_softcap, chunk, entropies
+    )
     return score_hidden(hidden, model.head(params), batch.targets, batch.completion_mask, settings)
 
 
@@ -63,6 +66,11 @@ def token_loss(
     batch: Any,
     per_token: Callable[..., Array],
     *data: PerToken,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    entropies: bool = False,
     noise: Float[Array, "B T D"] | None = None,
     chunk: int = CHUNK_TOKENS,
 ) -> tuple[Float[Array, ""], TokenScores]:
@@ -80,7 +88,9 @@ def token_loss(
         )
     """
     hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
-    settings = Settings(1.0, None, None, None, model.config.final_softcap, chunk)
+    settings = Settings(
+        temperature, top_k, top_p, min_p, model.config.final_softcap, chunk, entropies
+    )
     return loss_of_hidden(
         hidden,
         model.head(params),

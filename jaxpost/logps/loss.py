@@ -86,7 +86,7 @@ def _loss_forward(settings, per_token, hidden, head, targets, mask, data):
         zeros = jnp.zeros(wanted.shape, jnp.float32)
         start = Pass(
             jnp.zeros((), jnp.float32),
-            TokenScores(zeros, zeros, zeros),
+            TokenScores(zeros, zeros, zeros, zeros),
             jnp.zeros_like(packed),
             jnp.zeros(head.shape, jnp.float32),
             nothing_kept(tile, head.shape[0], mask.shape[0] * laid.size),
@@ -111,12 +111,14 @@ def chunk_pass(settings, tile, per_token, hidden, head, targets, used, data, don
         return so_far, keep(kept, tile, raw)
 
     found, kept = tiles.over_tiles(tile, head, look, (tiles.running(targets), done.kept))
-    scores = tiles.scores_of(found)
+    scores = tiles.scores_of(settings, found)
 
-    def loss_of(logps, normalizers):
-        return total(per_token, TokenScores(logps, normalizers, scores.correct), used, data)
+    def loss_of(differentiable: tiles.ScoreGradients):
+        return total(per_token, scores._replace(**differentiable._asdict()), used, data)
 
-    loss, gradients = jax.value_and_grad(loss_of, argnums=(0, 1))(*scores[:2])
+    loss, gradients = jax.value_and_grad(loss_of)(
+        tiles.ScoreGradients(scores.logps, scores.log_normalizers, scores.entropies)
+    )
 
     def add(tile: tiles.Tile, carry):
         raw = kept[1] if tile.number is None else kept[0][tile.number]
@@ -125,8 +127,8 @@ def chunk_pass(settings, tile, per_token, hidden, head, targets, used, data, don
             raw,
             tile.start,
             targets,
-            scores.log_normalizers,
-            tiles.ScoreGradients(*gradients),
+            scores,
+            gradients,
         )
         return tiles.add_gradient(tile, hidden, gradient, carry)
 

@@ -34,11 +34,12 @@ def _score_plain(
                     settings, so_far, tiles.project(here, tile), tile.start, wanted
                 )
 
-            values = tiles.scores_of(tiles.over_tiles(tile, head, add, tiles.running(wanted)))
+            found = tiles.over_tiles(tile, head, add, tiles.running(wanted))
+            values = tiles.scores_of(settings, found)
             return jax.tree.map(lambda x, part: layout.paste(x, part, index, size), scores, values)
 
         zeros = jnp.zeros(targets.shape, jnp.float32)
-        return jax.lax.fori_loop(0, chunks, score_chunk, TokenScores(zeros, zeros, zeros))
+        return jax.lax.fori_loop(0, chunks, score_chunk, TokenScores(zeros, zeros, zeros, zeros))
 
     return tiles.by_platform(score, settings, hidden, head.astype(hidden.dtype), targets, chunks)
 
@@ -48,15 +49,15 @@ _score = jax.custom_vjp(_score_plain, nondiff_argnums=(0, 1))
 
 def _score_forward(settings, size, hidden, head, targets, chunks):
     scores = _score(settings, size, hidden, head, targets, chunks)
-    return scores, (hidden, head, targets, chunks, scores.log_normalizers)
+    return scores, (hidden, head, targets, chunks, scores)
 
 
 def _score_backward(settings, size, saved, gradients):
-    def back(tile, hidden, head, chunks, *per_token):
+    def back(tile, hidden, head, chunks, targets, scores, gradients):
         def add_chunk(index, carry):
             hidden_gradient, head_gradient = carry
-            here, wanted, known, *of_scores = (
-                layout.cut(x, index, size) for x in (hidden, *per_token)
+            here, wanted, known, of_scores = jax.tree.map(
+                lambda x: layout.cut(x, index, size), (hidden, targets, scores, gradients)
             )
 
             def add(tile: tiles.Tile, carry):
@@ -66,7 +67,7 @@ def _score_backward(settings, size, saved, gradients):
                     tile.start,
                     wanted,
                     known,
-                    tiles.ScoreGradients(*of_scores),
+                    of_scores,
                 )
                 return tiles.add_gradient(tile, here, gradient, carry)
 
@@ -77,7 +78,7 @@ def _score_backward(settings, size, saved, gradients):
         start = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
         return jax.lax.fori_loop(0, chunks, add_chunk, start)
 
-    hidden, head, targets, chunks, normalizers = saved
+    hidden, head, targets, chunks, scores = saved
     hidden_gradient, head_gradient = tiles.by_platform(
         back,
         settings,
@@ -85,9 +86,8 @@ def _score_backward(settings, size, saved, gradients):
         head.astype(hidden.dtype),
         chunks,
         targets,
-        normalizers,
-        gradients.logps,
-        gradients.log_normalizers,
+        scores,
+        tiles.ScoreGradients(gradients.logps, gradients.log_normalizers, gradients.entropies),
     )
     return hidden_gradient, head_gradient.astype(head.dtype), None, None
 

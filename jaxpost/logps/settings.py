@@ -17,15 +17,17 @@ class TokenScores(NamedTuple):
       logps: log π(target), nats. Differentiable.
       log_normalizers: log Σ_v exp(logit_v), for the z-loss. Differentiable.
       correct: 1.0 where no token scores higher than the target, else 0.0. Not differentiable.
+      entropies: −Σ_v π(v) log π(v), nats; 0 unless asked for. Differentiable.
     """
 
     logps: Array
     log_normalizers: Array
     correct: Array
+    entropies: Array
 
 
 class Settings(NamedTuple):
-    """The sampled distribution (static): see `sampling.truncate`."""
+    """The sampled distribution (static), see `sampling.truncate`, and what to compute of it."""
 
     temperature: float
     top_k: int | None
@@ -33,6 +35,7 @@ class Settings(NamedTuple):
     min_p: float | None
     softcap: float | None
     chunk: int
+    entropies: bool = False
 
     @property
     def whole(self) -> bool:
@@ -45,7 +48,7 @@ def logits_of(settings: Settings, raw: Array) -> Array:
     """From the product hidden @ head.T to the logits of the distribution that is sampled."""
     if settings.softcap is not None:
         raw = settings.softcap * jnp.tanh(raw / settings.softcap)
-    temperature, top_k, top_p, min_p, _, _ = settings
+    temperature, top_k, top_p, min_p, *_ = settings
     if (temperature, top_k, top_p, min_p) == (1.0, None, None, None):
         return raw
     return sampling.truncate(raw, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)

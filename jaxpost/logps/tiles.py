@@ -59,12 +59,13 @@ class Running(NamedTuple):
     highest: Array
     total: Array  # Σ exp(logit − highest)
     chosen: Array  # the target's logit
+    moment: Array  # Σ exp(logit − highest) · logit, for the entropy
 
 
 def running(targets: Int[Array, " N"]) -> Running:
     """Before the first tile."""
     zeros = jnp.zeros(targets.shape, jnp.float32)
-    return Running(jnp.full(targets.shape, jnp.finfo(jnp.float32).min), zeros, zeros)
+    return Running(jnp.full(targets.shape, jnp.finfo(jnp.float32).min), zeros, zeros, zeros)
 
 
 def add_logits(
@@ -73,22 +74,31 @@ def add_logits(
     """The running softmax with the logits of one more tile."""
     logits = logits_of(settings, raw)
     highest = jnp.maximum(so_far.highest, jnp.max(logits, axis=1))
-    total = jnp.sum(jnp.exp(logits - highest[:, None]), axis=1)
+    masses = jnp.exp(logits - highest[:, None])
     place, last = targets - start, raw.shape[1] - 1
     here = (place >= 0) & (place <= last)
     chosen = jnp.take_along_axis(logits, jnp.clip(place, 0, last)[:, None], axis=1)[:, 0]
+    shrink = jnp.exp(so_far.highest - highest)
+    moment = so_far.moment
+    if settings.entropies:
+        finite = jnp.where(masses > 0, logits, 0.0)  # what truncation leaves out is at -inf
+        moment = moment * shrink + jnp.sum(masses * finite, axis=1)
     return Running(
         highest,
-        so_far.total * jnp.exp(so_far.highest - highest) + total,
+        so_far.total * shrink + jnp.sum(masses, axis=1),
         jnp.where(here, chosen, so_far.chosen),
+        moment,
     )
 
 
-def scores_of(found: Running) -> TokenScores:
+def scores_of(settings: Settings, found: Running) -> TokenScores:
     """After the last tile."""
     normalizers = found.highest + jnp.log(found.total)
     correct = (found.chosen >= found.highest).astype(jnp.float32)
-    return TokenScores(found.chosen - normalizers, normalizers, correct)
+    entropies = jnp.zeros_like(normalizers)
+    if settings.entropies:
+        entropies = jnp.maximum(normalizers - found.moment / found.total, 0.0)
+    return TokenScores(found.chosen - normalizers, normalizers, correct, entropies)
 
 
 class ScoreGradients(NamedTuple):
@@ -96,6 +106,7 @@ class ScoreGradients(NamedTuple):
 
     logps: Array
     log_normalizers: Array
+    entropies: Array
 
 
 def raw_gradient(
@@ -103,16 +114,24 @@ def raw_gradient(
     raw: Float[Array, "N S"],
     start: Any,
     targets: Int[Array, " N"],
-    normalizers: Float[Array, " N"],
+    scores: TokenScores,
     gradients: ScoreGradients,
 ) -> Float[Array, "N S"]:
-    """Gradient of a tile's products: d logp = onehot − p, d log-normalizer = p."""
-    of_logps, of_normalizers = (g[:, None] for g in gradients)
+    """Gradient of a tile's products, from that of the scores.
+
+    By logit v: of logp onehot − p_v, of the log-normalizer p_v, of the entropy −p_v (log p_v + H).
+    """
+    of_logps, of_normalizers, of_entropies = (g[:, None] for g in gradients)
     logits, back = jax.vjp(functools.partial(logits_of, settings), raw)
-    probabilities = jnp.exp(logits - normalizers[:, None])
+    log_probabilities = logits - scores.log_normalizers[:, None]
+    probabilities = jnp.exp(log_probabilities)
     columns = start + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     onehot = jnp.where(columns == targets[:, None], of_logps, 0.0)
-    return back(onehot + probabilities * (of_normalizers - of_logps))[0]
+    slope = of_normalizers - of_logps
+    if settings.entropies:
+        surprise = jnp.where(probabilities > 0, log_probabilities, 0.0)
+        slope -= of_entropies * (surprise + scores.entropies[:, None])
+    return back(onehot + probabilities * slope)[0]
 
 
 def add_gradient(
