@@ -23,6 +23,7 @@ from jaxpost.data.formats import (
     Dropped,
     Note,
     Noted,
+    PromptRow,
     ReasoningRow,
     Row,
     TextRow,
@@ -32,6 +33,7 @@ from jaxpost.data.tokenizers import Tokenizer
 from jaxpost.options import check_ranges, option
 
 Messages = Sequence[Mapping[str, Any]]
+Prompted = CompletionRow | PromptRow
 PLACEHOLDER = "jaxpostplaceholder"
 
 
@@ -146,15 +148,23 @@ def question(row: Row, tokenizer: Tokenizer, options: ChatOptions) -> Question |
         return None
     completion = row.completion
     answer = completion if isinstance(completion, str) else plain_text(completion[-1])
+    return Question(tuple(prompt_ids(row, tokenizer, options)), answer)
+
+
+def prompt_ids(row: Prompted, tokenizer: Tokenizer, options: ChatOptions) -> list[int]:
+    """The ids that a completion is sampled after: BOS and text, or the template up to a new turn.
+
+    Raises:
+      ValueError: the template refuses the prompt.
+    """
     if isinstance(row.prompt, str):
-        ids = without_second_bos(tokenizer.encode(row.prompt), tokenizer)
-        return Question(tuple(begin(tokenizer) + ids), answer)
+        return begin(tokenizer) + without_second_bos(tokenizer.encode(row.prompt), tokenizer)
     kwargs = template_kwargs(row, options)
     try:
         text = tokenizer.render(flat(row.prompt), row.tools, add_generation_prompt=True, **kwargs)
     except ValueError as error:
         raise ValueError(f"{row.where}: {error}") from error
-    return Question(tuple(tokenizer.encode(text)), answer)
+    return tokenizer.encode(text)
 
 
 def template_kwargs(row: Any, options: ChatOptions) -> dict[str, Any]:

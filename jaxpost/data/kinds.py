@@ -60,12 +60,10 @@ class Format:
     chat: bool | None = None
 
     def __str__(self) -> str:
-        if "prompt" in self.kind.required:
-            chat = self.conversational or self.chat
-        else:
-            chat = self.kind.turns and self.chat is not False
-        plain = "prompt" in self.kind.required or self.kind.turns
-        return self.kind.name + (" (conversational)" if chat else " (plain)" if plain else "")
+        chat = self.conversational or (self.kind.turns if self.chat is None else self.chat)
+        if "prompt" not in self.kind.required and not self.kind.turns:
+            return self.kind.name
+        return self.kind.name + (" (conversational)" if chat else " (plain)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,4 +98,15 @@ class TokensRow:
     where: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptRow:
+    """A prompt to be completed by the policy; `meta` holds the columns that a reward reads."""
+
+    prompt: str | Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
 Row = TextRow | ChatRow | CompletionRow | ReasoningRow | TokensRow

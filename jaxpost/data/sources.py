@@ -113,7 +113,8 @@ class Source:
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def __getitem__(self, index: int) -> Row | Dropped:
+    def __getitem__(self, index: int) -> Any:
+        """The canonical row, or `Dropped`."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         file = bisect.bisect_right(self.starts, index) - 1
@@ -361,7 +362,7 @@ def make_stream(
 
 
 def mixed(
-    sources: Sequence[Source],
+    sources: Sequence[Source | range],
     weights: Sequence[float] | None,
     seed: int | None,
     epochs: int | None,
