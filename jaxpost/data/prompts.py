@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import grain
 import numpy as np
 
 from jaxpost.data import chat, fine_tuning, sources
