@@ -3,12 +3,14 @@
     python configs/make_reasoning_gym.py chain_sum data --train 8000 --held-out 500 \\
         --set min_terms=2 max_terms=3 min_digits=2 max_digits=3
 
-Rows are conversational prompt/completion pairs; no held-out question is in the training rows.
+Rows are conversational prompt/completion pairs, with what jaxpost.rewards.gym judges by: dataset,
+settings, seed and the whole entry as JSON. No held-out question is in the training rows.
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import reasoning_gym
 
@@ -25,23 +27,28 @@ def main() -> None:
     settings = {key: json.loads(value) for key, _, value in (s.partition("=") for s in options.set)}
     size = options.train + options.held_out
     items = reasoning_gym.create_dataset(options.task, size=size, seed=options.seed, **settings)
-    rows = [(item["question"], str(item["answer"])) for item in items]
+    origin = {"dataset": options.task, "settings": json.dumps(settings), "seed": options.seed}
+    rows = [(item["question"], row(item, origin)) for item in items]
     held_out = dict(rows[: options.held_out])
-    train = [row for row in rows[options.held_out :] if row[0] not in held_out]
+    train = [found for question, found in rows[options.held_out :] if question not in held_out]
     write(options.folder / "train.jsonl", train)
-    write(options.folder / "held_out.jsonl", list(held_out.items()))
+    write(options.folder / "held_out.jsonl", list(held_out.values()))
     print(f"{len(train)} training and {len(held_out)} held-out rows in {options.folder}")
 
 
-def write(path: Path, rows: list[tuple[str, str]]) -> None:
+def row(item: dict[str, Any], origin: dict[str, Any]) -> dict[str, Any]:
+    """A task without one right answer has no completion: rows for RL only."""
+    found: dict[str, Any] = {"prompt": [{"role": "user", "content": item["question"]}]}
+    if item["answer"] is not None:
+        found["completion"] = [{"role": "assistant", "content": str(item["answer"])}]
+    return {**found, **origin, "entry": json.dumps(item, ensure_ascii=False)}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for question, answer in rows:
-            row = {
-                "prompt": [{"role": "user", "content": question}],
-                "completion": [{"role": "assistant", "content": answer}],
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for found in rows:
+            file.write(json.dumps(found, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""Where in a completion its answer stands: one rule for the verifiers."""
+
+import re
+
+THOUGHT = "</think>"
+ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def spoken(completion: str) -> str:
+    """What follows the last `</think>`; all of it where there is none."""
+    return completion.rpartition(THOUGHT)[2]
+
+
+def answer(completion: str) -> str:
+    """The last `<answer>...</answer>` after the thought; without the tag, all that follows it."""
+    said = spoken(completion)
+    tagged = ANSWER.findall(said)
+    return (tagged[-1] if tagged else said).strip()
+
+
+def code(completion: str) -> str:
+    """The last fenced block of the answer, fences removed; without one, the answer itself."""
+    said = answer(completion)
+    blocks = FENCE.findall(said)
+    return blocks[-1] if blocks else said
