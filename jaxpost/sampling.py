@@ -15,6 +15,7 @@ from jaxpost.typing import Array, Bool, Float, Int
 
 COLDEST = 1e-20  # below it logits / temperature may overflow, and only the highest is drawn
 TOP_P_TOLERANCE = 1e-6  # a sum of float32 probabilities this close to `top_p` reaches it
+BLOCK = 256  # tokens in a block of `draw`
 ONE = 0x3F800000  # the bits of float32 1.0: those of non-negative floats are ordered as they are
 
 
@@ -61,7 +62,7 @@ def truncate(
 
 
 def sample_token(
-    keys: Array,
+    keys: Array | None,
     logits: Float[Array, "*B V"],
     *,
     temperature: float | Array = 1.0,
@@ -74,16 +75,39 @@ def sample_token(
     `keys` holds one random key a row, and a row's draw depends on its own key and logits only.
     Greedy draws use no key and have log-probability 0.
     """
-    kept = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_settings(temperature, top_k, top_p, min_p)
+    kept, row = logits, draw
     if is_greedy(temperature):
-        tokens = jnp.argmax(logits, axis=-1)
+        keys = None
     else:
-        draw = jax.random.categorical
-        for _ in logits.shape[:-1]:
-            draw = jax.vmap(draw)
-        tokens = draw(keys, kept)
-    chosen = jnp.take_along_axis(kept, tokens[..., None], axis=-1)[..., 0]
-    return tokens.astype(jnp.int32), chosen - jax.nn.logsumexp(kept, axis=-1)
+        kept = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for _ in logits.shape[:-1]:
+        row = jax.vmap(row)
+    return row(keys, kept)
+
+
+def draw(key: Array | None, logits: Float[Array, " V"]) -> tuple[Int[Array, ""], Float[Array, ""]]:
+    """A token and its log-probability; without a key the highest logit, and 0.
+
+    Drawn in two stages, since noise for a whole vocabulary costs more than the layers of a small
+    model: first a block of BLOCK tokens by its mass, then a token of that block, each as the
+    highest of log-probabilities with Gumbel noise. Exact, and a rounding error of the logits
+    changes a draw as rarely as with noise on every token.
+    """
+    size = min(BLOCK, logits.shape[-1])
+    padding = (0, -logits.shape[-1] % size)
+    blocks = jnp.pad(logits, padding, constant_values=-jnp.inf).reshape(-1, size)
+    if key is None:
+        block = jnp.argmax(jnp.max(blocks, axis=-1))
+        token = jnp.argmax(blocks[block])
+        highest = blocks[block, token]
+        return (block * size + token).astype(jnp.int32), highest - highest  # NaN stays NaN
+    masses = jax.nn.logsumexp(blocks, axis=-1)
+    noise = jax.random.gumbel(key, (len(masses) + size,))
+    block = jnp.argmax(masses + noise[: len(masses)])
+    token = jnp.argmax(blocks[block] + noise[len(masses) :])
+    logp = blocks[block, token] - jax.nn.logsumexp(masses)
+    return (block * size + token).astype(jnp.int32), logp
 
 
 def is_greedy(temperature: float | Array) -> bool:

@@ -178,6 +178,34 @@ def test_draws_follow_the_truncated_distribution():
     np.testing.assert_allclose(np.exp(logps), expected[np.asarray(tokens)], atol=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 300}])
+def test_draws_from_several_blocks_of_the_vocabulary(settings):
+    count, size = 40_000, 2 * sampling.BLOCK + 88  # the last block is not full
+    logits = 2 * jax.random.normal(jax.random.key(4), (size,))
+    keys = jax.random.split(jax.random.key(5), count)
+    one = functools.partial(sampling.sample_token, **settings)
+    tokens, logps = jax.jit(jax.vmap(one, (0, None)))(keys, logits)
+    wanted = jax.nn.log_softmax(sampling.truncate(logits, **settings))
+    np.testing.assert_allclose(logps, wanted[tokens], atol=1e-5)
+    expected = np.exp(wanted) * count
+    often = expected > 20
+    deviation = (np.bincount(tokens, minlength=size) - expected)[often] / np.sqrt(expected[often])
+    assert 0.8 < np.mean(np.square(deviation)) < 1.25  # chi-squared for each degree of freedom
+    assert np.abs(deviation).max() < 5
+
+
+def test_greedy_takes_the_first_of_the_highest_in_any_block():
+    size = 2 * sampling.BLOCK + 88
+    logits = jax.random.normal(jax.random.key(4), (5, size))
+    logits = logits.at[jnp.arange(5), jnp.array([3, 255, 256, 511, 599])].set(9.0)
+    logits = logits.at[:, 512].set(9.0)
+    tokens, _ = sampling.sample_token(None, logits, temperature=0.0)
+    np.testing.assert_array_equal(tokens, [3, 255, 256, 511, 512])
+    broken = sampling.sample_token(None, logits.at[0, 7].set(jnp.nan), temperature=0.0)[1]
+    assert np.isnan(broken[0])
+    np.testing.assert_array_equal(broken[1:], 0)
+
+
 def test_a_row_depends_on_its_own_key_only():
     logits = jax.random.normal(jax.random.key(2), (6, 40))
     keys = jax.random.split(jax.random.key(3), 6)
