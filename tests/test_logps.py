@@ -234,6 +234,32 @@ def test_a_models_scores_equal_its_logits():
     np.testing.assert_array_equal(logps.token_logps(model, params, alike, chunk=4), scores.logps)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_what_a_loss_needs_of_the_batch_comes_through_data(rows, differentiate):
+    """An array [B, T] in a closure would meet chunks that are packed; it is refused, both ways."""
+    hidden, head, targets = (x[:rows] if len(x) == 4 else x for x in problem(11))
+    mask, weights = jnp.asarray(MASK[:rows]), jnp.ones((rows, 7))
+
+    def loss(per_token, *data):
+        def of(hidden):
+            return logps.loss_of_hidden(hidden, head, targets, mask, settings(), per_token, *data)
+
+        return jax.grad(lambda h: of(h)[0])(hidden) if differentiate else of(hidden)[0]
+
+    for wrong in (
+        lambda s: weights * losses.nll(s.logps),
+        lambda s: jnp.sum(losses.nll(s.logps)),
+        lambda s: losses.nll(s.logps)[:, None],
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            loss(wrong)
+        assert "goes through *data" in error.value.__notes__[0]
+    with pytest.raises(ValueError, match=rf"data 0 has the shape \({rows},\)"):
+        loss(lambda s, w: w * losses.nll(s.logps), weights[:, 0])
+    loss(lambda s, w: w * losses.nll(s.logps), weights)
+
+
 def temporary_bytes(function, *shapes) -> int:
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     compiled = jax.jit(function).lower(*arguments).compile()

@@ -26,13 +26,35 @@ __all__ = [
 ]
 
 
-def token_logps(model: Model, params: Params, batch: Any, **distribution: Any) -> PerToken:
+def token_logps(
+    model: Model,
+    params: Params,
+    batch: Any,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    noise: Float[Array, "B T D"] | None = None,
+    chunk: int = CHUNK_TOKENS,
+) -> PerToken:
     """log π(target) [B, T] in nats, float32, exactly 0 outside `batch.completion_mask`.
 
     π is the distribution that is sampled from: pass the sampler's `temperature`, `top_k`, `top_p`
-    and `min_p` (see `token_scores`). Differentiable in `params`.
+    and `min_p`. Differentiable in `params`. `noise` and `chunk`: see `token_scores`.
     """
-    return token_scores(model, params, batch, **distribution).logps
+    scores = token_scores(
+        model,
+        params,
+        batch,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        noise=noise,
+        chunk=chunk,
+    )
+    return scores.logps
 
 
 def token_scores(
@@ -78,7 +100,7 @@ def token_loss(
 
     The same value and gradient as `jnp.sum(per_token(token_scores(...), *data))`, in three
     vocabulary products instead of four: the gradient is formed with the value, while a chunk's
-    logits exist. `per_token` works element by element on arrays of any one shape, and what it
+    logits exist. `per_token` works element by element on flat chunks [N] of the targets, so all it
     needs of the batch comes through `data` ([B, T] each), where no gradient goes. The scores have
     no gradient either. The largest array is the logits of `chunk` tokens (on a CPU of at most
     max(256, D) tokens).
@@ -86,6 +108,10 @@ def token_loss(
         loss, scores = token_loss(
             model, params, batch, lambda s, w: w * losses.nll(s.logps), batch.loss_weights
         )
+
+    Raises:
+      TypeError: `per_token` met an array of another shape, or does not return one loss a token.
+      ValueError: an array of `data` is not [B, T].
     """
     hidden = model.apply(params, batch.inputs, batch.segment_ids, batch.positions, noise)
     settings = Settings(

@@ -5,7 +5,7 @@ backward pass need not compute the logits again: three products with the vocabul
 four. (Fused linear cross entropy does the same for f = nll; Liger Kernel, arXiv 2410.10989 §3.2.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxpost.logps import layout, tiles
 from jaxpost.logps.score import score_hidden
 from jaxpost.logps.settings import Settings, TokenScores
-from jaxpost.typing import Array, Float, Hidden, Mask, PerToken, Tokens
+from jaxpost.typing import Array, Bool, Float, Hidden, Mask, Tokens
 
 # Tokens whose logits a CPU keeps, at least: as many as the model is wide, so that the logits take
 # the room of the head's gradient. More would cost more memory, fewer pass over that more often.
@@ -30,23 +30,50 @@ def loss_of_hidden(
     mask: Mask,
     settings: Settings,
     per_token: PerTokenLoss,
-    *data: PerToken,
+    *data: Array,
 ) -> tuple[Float[Array, ""], TokenScores]:
     """See `token_loss`."""
+    for number, x in enumerate(data):
+        if x.shape[:2] != mask.shape:
+            raise ValueError(
+                f"token_loss: data {number} has the shape {x.shape}, but needs one entry a target: "
+                f"{mask.shape}"
+            )
     loss, scores = _loss(settings, per_token, hidden, head, targets, mask, data)
     return loss, jax.lax.stop_gradient(scores)
 
 
 def _loss_plain(settings, per_token, hidden, head, targets, mask, data):
     scores = score_hidden(hidden, head, targets, mask, settings)
-    return total(per_token, scores, mask, data), scores
+    # Flat, as the chunks of `_loss_forward` are: what works here works there.
+    flat, where, given = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (scores, mask, data))
+    return total(per_token, flat, where, given), scores
 
 
 _loss = jax.custom_vjp(_loss_plain, nondiff_argnums=(0, 1))
 
 
-def total(per_token: PerTokenLoss, scores: TokenScores, mask: Array, data: Any) -> Array:
-    return jnp.sum(jnp.where(mask, per_token(scores, *data), 0.0))
+def total(
+    per_token: PerTokenLoss, scores: TokenScores, mask: Bool[Array, " N"], data: Sequence[Array]
+) -> Float[Array, ""]:
+    """Σ per_token over the mask.
+
+    Raises:
+      TypeError: the result has not the scores' shape, or arrays of another shape met in it.
+    """
+    try:
+        losses = per_token(scores, *data)
+        if jnp.shape(losses) != mask.shape:
+            raise TypeError(f"per_token returned the shape {jnp.shape(losses)}")
+    except (TypeError, ValueError) as error:  # what JAX raises where shapes do not go together
+        error.add_note(
+            f"token_loss: per_token sees flat chunks, here of the shape {mask.shape}, and returns "
+            "one loss for each token of them. What it needs of the batch goes through *data: "
+            "token_loss(model, params, batch, lambda s, w: w * losses.nll(s.logps), "
+            "batch.loss_weights)"
+        )
+        raise
+    return jnp.sum(jnp.where(mask, losses, 0.0))
 
 
 class Pass(NamedTuple):
