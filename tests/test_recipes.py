@@ -12,6 +12,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -210,6 +211,39 @@ def test_a_run_that_is_asked_to_stop_resumes_to_the_same_bytes(tmp_path, data, c
     before = contents(tmp_path / "run")
     assert launch(tmp_path, cache, config, "none") == [0]
     assert contents(tmp_path / "run") == before
+
+
+class StoppedAt3And6(evaluation.EvalConfig):
+    """Asked to stop at the steps at which it evaluates."""
+
+    def due(self, step: int, steps: int) -> bool:
+        if step in (3, 6):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().due(step, steps)
+
+
+def test_a_run_stopped_where_it_evaluates_measures_the_same(tmp_path, data):
+    """At step 3 and at the last one; the best checkpoint is known by its metric."""
+
+    def config(name: str, eval_config: evaluation.EvalConfig) -> sft.Config:
+        return config_of(
+            tmp_path / name,
+            data / "words.jsonl",
+            steps=6,
+            checkpoint=checkpoint.CheckpointConfig(every=3, keep_last=1, keep_best=1),
+            eval_data=str(data / "words_held_out.jsonl"),
+            eval=eval_config,
+        )
+
+    assert sft.train(config("straight", evaluation.EvalConfig(every=3, rows=8))) == 0
+    stopped = config("stopped", StoppedAt3And6(every=3, rows=8))
+    steps = []
+    for code in (75, 75, 0):
+        assert sft.train(stopped) == code
+        steps.append(checkpoint.list_steps(Path(stopped.run) / "checkpoints")[-1])
+    assert steps == [3, 6, 6]
+    assert [len(values_of(tmp_path / n, "eval/loss")) for n in ("straight", "stopped")] == [3, 3]
+    same_run(tmp_path / "stopped", tmp_path / "straight")
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -6,7 +6,7 @@ four. (Fused linear cross entropy does the same for f = nll; Liger Kernel, arXiv
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

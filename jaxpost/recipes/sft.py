@@ -252,8 +252,8 @@ def train(config: Config) -> int:
             batch, report = next(data)
             state, measured = update(state, batch)
             setup.check(out.write(step, {**measured, **report.metrics()}))
+            evaluating = config.eval.due(step, config.steps)  # stopping or not: it comes only once
             stopping, scores = run.should_stop(step), {}
-            evaluating = config.eval.due(step, config.steps) and not stopping
             saving = saver.due(step) or stopping or step == config.steps
             speed = meter.update(report.tokens, report.examples, measured)
             out.write(step, speed)
