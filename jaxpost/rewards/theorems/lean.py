@@ -1,0 +1,92 @@
+"""Lean 4: the proof must have the reference's type, and stand on the usual axioms only."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from jaxpost.rewards import score, spans
+from jaxpost.rewards.theorems import process, sources
+
+DECLARES = r"\b(?:theorem|lemma|def|abbrev)\s+"
+# What leaves the proof: holes, axioms, code that runs while Lean reads it, new syntax (it could
+# change how the check below is read), variables (they would stand before the check as well),
+# attributes that are not known to be harmless, options that switch checks off.
+FORBIDDEN = (
+    r"\b(?:sorry|admit|sorryAx|axiom|unsafe|implemented_by|extern|native_decide|initialize|macro"
+    r"|macro_rules|syntax|elab|elab_rules|by_elab|run_\w+|notation3?|infix[lr]?|prefix|postfix"
+    r"|declare_\w+|binder_predicate|simprocs?|import|dbg_trace|variables?|include|Lean|IO"
+    r"|set_option(?!\s+(?:maxHeartbeats|maxRecDepth)\b))\b|#eval|#exit|\beval%|'\"'|\br#*\""
+    r"|(?:@|\battribute\s*)\[(?!(?:local )?(?:simp|ext|gcongr|reducible|irreducible)\])"
+)
+HOLE = re.compile(r"\s*:=\s*(?:by\b)?\s*(?:sorry)?\s*$")
+AXIOMS = frozenset({"propext", "Classical.choice", "Quot.sound"})
+REFERENCE, CHECKED = "jaxpost_reference", "jaxpost_checked"
+
+
+def verify(
+    completion: str, example: Mapping[str, Any], *, seconds: float = process.SECONDS
+) -> score.Score:
+    """Needs `lean` on the path, and LEAN_PATH where the header imports more than Lean itself."""
+    wanted = HOLE.sub("", sources.statement(example))
+    named = re.search(DECLARES + r"([\w.'!?«»]+)", sources.uncommented(wanted, sources.LEAN))
+    if named is None:
+        raise ValueError(f"no theorem with a name in the statement {wanted!r}")
+    name, header = named.group(1), str(example.get("header") or "")
+    code = beheaded(spans.code(completion), header)
+    word = sources.forbidden(code, FORBIDDEN, sources.LEAN)
+    if word:
+        return score.Score(0.0, {}, f"forbidden: {word}")
+    declares = rf"{DECLARES}{re.escape(name)}(?![\w.'!?])"
+    source = sources.joined(code, wanted, declares, sources.LEAN)
+    if source is None:
+        return score.Score(0.0, {}, "statement changed")
+    lean = shutil.which("lean")
+    if lean is None:
+        return score.Score(None, {}, "infrastructure: no lean on the path (install elan)")
+    return check(lean, compose(header, wanted, name, source), seconds)
+
+
+def beheaded(code: str, header: str) -> str:
+    """A whole file without its header and its own imports: the header is put there anyway."""
+    code = code.removeprefix(header.strip())
+    return re.sub(r"\A(?:\s*import [\w.]+[ \t]*(?:\n|\Z))+", "", code)
+
+
+def compose(header: str, wanted: str, name: str, source: str) -> str:
+    """The file that Lean reads. The reference stands before the proof, so its meaning is fixed;
+    `checked` has the reference's type, whatever the proof called by that name.
+    """
+    named = DECLARES + re.escape(name)
+    reference = re.sub(named, f"theorem _root_.{REFERENCE}", wanted, count=1)
+    return (
+        f"{header}\n{reference} := by sorry\n\n{source}\n\n"
+        f"theorem _root_.{CHECKED} : type_of% @_root_.{REFERENCE} := @{name}\n"
+        f"#print axioms _root_.{CHECKED}\n"
+    )
+
+
+def check(lean: str, source: str, seconds: float) -> score.Score:
+    """Messages are read with their lines, so nothing that the proof prints is taken for Lean's."""
+    env = {key: os.environ[key] for key in ("LEAN_PATH", "ELAN_HOME", "HOME") if key in os.environ}
+    done = process.run([lean, "--json", "Proof.lean"], {"Proof.lean": source}, env, seconds)
+    if done.code is None:
+        return score.Score(0.0, {}, "timeout")
+    if done.code:
+        return score.Score(0.0, {}, "wrong")
+    last = source.count("\n")
+    messages = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
+    printed = [found["data"] for found in messages if found["pos"]["line"] == last]
+    if any(found["severity"] == "error" for found in messages) or len(printed) != 1:
+        return score.Score(0.0, {}, "wrong")
+    return score.Score(1.0) if axioms(printed[0]) <= AXIOMS else score.Score(0.0, {}, "new axioms")
+
+
+def axioms(printed: str) -> set[str]:
+    """What `#print axioms` lists."""
+    if "does not depend on any axioms" in printed:
+        return set()
+    listed = re.search(r"depends on axioms: \[([^\]]*)\]", printed)
+    return {axiom.strip() for axiom in listed.group(1).split(",")} if listed else {printed}
