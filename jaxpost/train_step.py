@@ -1,6 +1,7 @@
 """One optimizer update as a pure function of the state and the batch."""
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +64,8 @@ def make_train_step(
     Metrics: the objective's, and `loss`, `grad_norm` (global, before any clipping).
 
     Raises:
-      ValueError: the batch cannot be split into that many microbatches.
+      ValueError: the batch cannot be split into that many microbatches; the objective has a metric
+        of one of those two names; only one of `ema_decay` and `init_state`'s `ema` was given.
     """
     if microbatches < 1:
         raise ValueError(f"microbatches is {microbatches}; it must be at least 1")
@@ -75,9 +77,11 @@ def make_train_step(
         (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(
             select(params, trainable)
         )
+        check_names(metrics)
         return gradients, {"loss": loss, **metrics}
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
+        check_average(state.ema, ema_decay)
         gradients, metrics = accumulate(value_and_grad, state.params, batch, microbatches)
         chosen = select(state.params, trainable)
         norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
@@ -115,6 +119,27 @@ def accumulate(function: Callable[..., Any], params: Params, batch: Any, microba
     return jax.lax.scan(add, zeros, parts)[0]
 
 
+def check_names(metrics: Mapping[str, Any]) -> None:
+    """Refuses a metric that would stand in the place of one of `make_train_step`'s own."""
+    taken = sorted({"loss", "grad_norm"} & metrics.keys())
+    if taken:
+        raise ValueError(
+            f"the objective returns a metric of the name {' and '.join(taken)}, under which the "
+            "train step reports its own; give it another name"
+        )
+
+
+def check_average(ema: Any, decay: float | None) -> None:
+    """Refuses a moving average without its decay, and the reverse."""
+    if (ema is None) != (decay is None):
+        given, other = (
+            (f"make_train_step(ema_decay={decay})", "init_state(ema=True)")
+            if ema is None
+            else ("init_state(ema=True)", "make_train_step(ema_decay=...)")
+        )
+        raise ValueError(f"{given} needs {other} too: a moving average is kept with both")
+
+
 def check_microbatches(rows: int, microbatches: int) -> None:
     """Raises ValueError where rows cannot be divided among the microbatches."""
     if rows % microbatches:
@@ -126,16 +151,37 @@ def check_microbatches(rows: int, microbatches: int) -> None:
 
 
 def split(batch: Any, microbatches: int) -> Any:
-    """Rows i, i + M, i + 2M, … become microbatch i: leaves [B, ...] → [M, B/M, ...]."""
+    """Rows i, i + M, i + 2M, … become microbatch i: leaves [B, ...] → [M, B/M, ...].
+
+    Raises:
+      ValueError: B is not the same everywhere, or not a multiple of M.
+    """
+    rows = rows_of(batch)
+    check_microbatches(rows, microbatches)
 
     def strided(x):
         if jnp.ndim(x) == 0:
             return jnp.broadcast_to(x, (microbatches,))
-        rows = x.shape[0]
-        check_microbatches(rows, microbatches)
         return jnp.moveaxis(x.reshape(rows // microbatches, microbatches, *x.shape[1:]), 1, 0)
 
     return jax.tree.map(strided, batch)
+
+
+def rows_of(batch: Any) -> int:
+    """The number of rows that all arrays of a batch have in common; scalars have none."""
+    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    found = [(path, x.shape) for path, x in leaves if jnp.ndim(x)]
+    if not found:
+        return 0
+    rows = collections.Counter(shape[0] for _, shape in found).most_common(1)[0][0]
+    for path, shape in found:
+        if shape[0] != rows:
+            raise ValueError(
+                f"microbatches share the batch's rows, but its leaf {jax.tree_util.keystr(path)} "
+                f"has the shape {shape} and the others have {rows} rows; give it one entry a row, "
+                "or a scalar for all (a random key: jax.random.key)"
+            )
+    return rows
 
 
 def select(params: Any, trainable: Any) -> Any:

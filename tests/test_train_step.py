@@ -86,6 +86,34 @@ def test_microbatches_that_do_not_divide_the_batch():
         train_step.make_train_step(objective, optax.sgd(0.1), microbatches=0)
 
 
+def test_an_array_that_has_other_rows_is_not_cut():
+    """As a raw key [2] among 4 rows would be; one that is a scalar goes to all microbatches."""
+    batch = {"x": jnp.ones(4), "y": jnp.ones(4), "key": jax.random.PRNGKey(0)}
+    with pytest.raises(ValueError, match=r"leaf \['key'\] has the shape \(2,\) .* 4 rows"):
+        train_step.split(batch, 2)
+    parts = train_step.split({**batch, "key": jax.random.key(0)}, 2)
+    assert [part.shape for part in parts.values()] == [(2,), (2, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_metric_may_not_hide_the_real_loss(name, microbatches):
+    def named(params, batch):
+        loss, _ = objective(params, batch)
+        return loss, {name: jnp.zeros(())}
+
+    step = train_step.make_train_step(named, optax.sgd(0.1), microbatches=microbatches)
+    with pytest.raises(ValueError, match=f"the name {name},"):
+        step(train_step.init_state(PARAMS, optax.sgd(0.1)), TWO)
+
+
+@pytest.mark.parametrize(("ema", "decay"), [(True, None), (False, 0.9)])
+def test_a_moving_average_needs_its_decay_and_the_decay_an_average(ema, decay):
+    with pytest.raises(ValueError, match=r"init_state\(ema=True\)") as error:
+        one_step(TWO, ema=ema, ema_decay=decay)
+    assert "make_train_step(ema_decay=" in str(error.value)
+
+
 def test_gradients_are_added_in_float32():
     """256 parts of 1/256 + 1/512: in bfloat16 the sum would stop growing."""
     params = {"slope": jnp.zeros(2, jnp.bfloat16), "offset": jnp.zeros((), jnp.bfloat16)}
