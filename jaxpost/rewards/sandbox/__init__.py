@@ -8,12 +8,11 @@ network, an environment of constants, limits. Its level is "bwrap" (namespaces a
 import os
 from collections.abc import Mapping, Sequence
 
+from jaxpost.rewards.sandbox import box, boxes
 from jaxpost.rewards.sandbox.box import Command, Level
 from jaxpost.rewards.sandbox.boxes import Box, Outcome
+from jaxpost.rewards.sandbox.levels import RefusedError, Trial, choose, describe, probe
 from jaxpost.rewards.sandbox.limits import Limits
-from jaxpost.rewards.sandbox.levels import Refused, Trial, choose, describe, probe
-
-from jaxpost.rewards.sandbox import box, boxes
 
 __all__ = [
     "Box",
@@ -21,7 +20,7 @@ __all__ = [
     "Level",
     "Limits",
     "Outcome",
-    "Refused",
+    "RefusedError",
     "Trial",
     "choose",
     "command",
@@ -30,6 +29,7 @@ __all__ = [
     "run",
     "start",
 ]
+DEFAULT = Limits()
 Path = str | os.PathLike[str]
 
 
@@ -38,7 +38,7 @@ def command(
     *,
     readable: Sequence[Path] = (),
     writable: Path | None = None,
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT,
     level: str | None = None,
 ) -> Command:
     """How to start a confined process of one's own, which talks by stdin, stdout and stderr.
@@ -55,7 +55,7 @@ def start(
     *,
     files: Mapping[str, bytes] = {},
     readable: Sequence[Path] = (),
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT,
     level: str | None = None,
 ) -> Box:
     """A box to talk to; `finish` or `close` it."""
@@ -68,7 +68,7 @@ def run(
     files: Mapping[str, bytes] = {},
     stdin: bytes = b"",
     readable: Sequence[Path] = (),
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT,
     level: str | None = None,
 ) -> Outcome:
     """Runs a program to its end, in a scratch folder that holds `files`."""

@@ -88,7 +88,7 @@ def make(
 
 
 def bubblewrap(paths: list[str], own: str | None, size: int, root: bool) -> list[str]:
-    """The walls. Root mounts as root and `inside.enter` leaves root; others use a user namespace."""
+    """The walls. Root mounts, and `inside.enter` leaves root; others use a user namespace."""
     words = ["--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid"]
     words += ["--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL"]
     if root:
@@ -102,14 +102,23 @@ def bubblewrap(paths: list[str], own: str | None, size: int, root: bool) -> list
             words += ["--symlink", os.readlink(folder), folder]
         else:
             words += ["--ro-bind-try", folder, folder]
-    for path in (*LINKING, *paths):
-        words += ["--ro-bind-try", path, path]
-    words += ["--ro-bind", str(INSIDE), HOME + "/inside"]
     scratch = ("/tmp", "/dev/shm", *([] if own else [SCRATCH]))
     for folder in scratch:
         words += ["--perms", "1777", "--size", str(size), "--tmpfs", folder]
+    bound = [path for path in (*LINKING, *paths) if os.path.exists(path)]
+    for folder in above([*bound, HOME + "/inside", *([own] if own else [])]):
+        words += ["--perms", "0755", "--dir", folder]
+    for path in bound:
+        words += ["--ro-bind", path, path]
+    words += ["--ro-bind", str(INSIDE), HOME + "/inside"]
     words += ["--bind", own, own] if own else []
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def above(paths: list[str]) -> list[str]:
+    """The folders that lead to these paths, outermost first; bubblewrap would close them to all."""
+    parents = {str(parent) for path in paths for parent in pathlib.Path(path).parents}
+    return sorted(parents - {"/", "/tmp"}, key=len)
 
 
 def interpreter() -> list[str]:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxpost.rewards.sandbox import box, limits as limits_
+from jaxpost.rewards.sandbox import box
+from jaxpost.rewards.sandbox import limits as limits_
 from jaxpost.rewards.sandbox.inside import enter
 
 SUPERVISOR = pathlib.Path(__file__).parent / "supervisor.py"
@@ -56,7 +57,9 @@ def supervisor() -> Supervisor:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             argv = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid())]
             with theirs:
-                process = subprocess.Popen(argv, stdin=theirs, env={}, start_new_session=True)
+                process = subprocess.Popen(
+                    argv, stdin=theirs.fileno(), env={}, start_new_session=True
+                )
             alive = [Supervisor(os.getpid(), ours, process)]
         _supervisors[:] = alive
         return alive[0]

@@ -17,14 +17,19 @@ REMEDY = (
     "with Landlock; `python -m jaxpost.rewards.sandbox` shows what fails"
 )
 TRIAL = limits.Limits(seconds=20.0)
+TOLD = "JAXPOST_SANDBOX_LEVEL_TOLD"
 SECRET = "/etc/passwd"
 PROGRAM = f"""
-import os, socket
-assert not os.access("{SECRET}", os.R_OK) or open("{SECRET}").read() == ""
+try:
+    open("{SECRET}").close()
+except OSError:
+    pass
+else:
+    raise SystemExit("{SECRET} can be read in the box")
 """.encode()
 
 
-class Refused(RuntimeError):
+class RefusedError(RuntimeError):
     """No way to confine works here, or the one asked for does not."""
 
 
@@ -67,7 +72,7 @@ def probe() -> tuple[Trial, ...]:
 def choose(wanted: str | None = None) -> box.Level:
     """The strongest level that works, or the one wanted by name; said once on stderr.
 
-    "none" runs unconfined (limits only) and has to be asked for. Raises Refused with the remedy.
+    "none" runs unconfined (limits only) and has to be asked for. Raises RefusedError with the remedy.
     """
     if wanted not in (None, "bwrap", "landlock", "none"):
         raise ValueError(f'level "{wanted}" is none of "bwrap", "landlock", "none"')
@@ -75,13 +80,15 @@ def choose(wanted: str | None = None) -> box.Level:
         return tell(box.Level("none"))
     works = [t.level for t in probe() if not t.failure and wanted in (None, t.level.kind)]
     if not works:
-        raise Refused(f"no {wanted or 'sandbox'} works on this machine: {REMEDY}")
+        raise RefusedError(f"no {wanted or 'sandbox'} works on this machine: {REMEDY}")
     return tell(works[0])
 
 
 def tell(level: box.Level) -> box.Level:
-    if os.environ.get("JAXPOST_SANDBOX_TOLD") is None:
-        print(f"sandbox: {describe(level)}", file=sys.stderr)
+    """Once for this process and those it starts, which inherit TOLD."""
+    if os.environ.get(TOLD) != level.kind:
+        print(f"sandbox: {describe(level)}", file=sys.stderr, flush=True)
+        os.environ[TOLD] = level.kind
     return level
 
 

@@ -6,7 +6,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """`None` is no limit; `seconds`, `output_bytes` and the total of `memory` are kept from outside.
+    """`None`: no limit. `seconds`, `output_bytes` and the total of `memory` are kept from outside.
 
     `memory` bounds the address space of each process and what all of them hold together.
     `processes` counts threads too. A box's three scratch folders hold `scratch_bytes` each.

@@ -6,6 +6,7 @@ written once it has ended. A job ends by itself, at its deadline, when its proce
 memory, or when the other end of its socket is closed. Standard library only; no jaxpost.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -42,7 +43,7 @@ class Job:
                 os.close(stream)
 
     def end(self, why: str) -> None:
-        """A gentle end lets `inside.enter` kill what it looks after; it is asked until it is done."""
+        """A gentle end lets `inside.enter` kill what it looks after; it is asked again until done."""
         now = time.monotonic()
         if not self.ended_by:
             self.ended_by, self.deadline = why, min(self.deadline, now)
@@ -59,10 +60,8 @@ class Job:
         code = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - self.started
         said = {"code": code, "ended_by": self.ended_by, "error": self.error, "seconds": seconds}
-        try:
+        with contextlib.suppress(OSError):  # nobody waits for it any more
             self.result.send(json.dumps(said).encode())
-        except OSError:
-            pass  # nobody waits for it any more
         self.result.close()
 
 

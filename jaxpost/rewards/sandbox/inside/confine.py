@@ -55,11 +55,11 @@ def become(user: int, keep_reading: bool) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
+    kept = 1 << CAP_DAC_READ_SEARCH if keep_reading else 0
+    header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
+    sets = struct.pack("=6I", kept, kept, kept, 0, 0, 0)
+    checked(syscall(CAPSET[os.uname().machine], header, sets), "capset")
     if keep_reading:
-        bit = 1 << CAP_DAC_READ_SEARCH
-        header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
-        sets = struct.pack("=6I", bit, bit, bit, 0, 0, 0)
-        checked(syscall(CAPSET[os.uname().machine], header, sets), "capset")
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_READ_SEARCH)
 
 
