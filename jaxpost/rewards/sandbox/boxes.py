@@ -40,29 +40,35 @@ class Outcome(NamedTuple):
 
 
 class Supervisor(NamedTuple):
-    owner: int
     requests: socket.socket
     process: subprocess.Popen[bytes]
 
 
 _lock = threading.Lock()
-_supervisors: list[Supervisor] = []  # none or one; after a fork the child's own replaces it
+_supervisor: list[Supervisor] = []  # none or one
 
 
 def supervisor() -> Supervisor:
-    """This process's supervisor, started when there is none or it has died."""
+    """This process's supervisor, which a fork of it shares."""
+    if not _supervisor:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid())]
+        with theirs:
+            process = subprocess.Popen(argv, stdin=theirs.fileno(), env={}, start_new_session=True)
+        _supervisor.append(Supervisor(ours, process))
+    return _supervisor[0]
+
+
+def request(task: bytes, descriptors: list[int]) -> None:
+    """Sends a job to the supervisor, to a new one if the last has died."""
     with _lock:
-        alive = [s for s in _supervisors if s.owner == os.getpid() and s.process.poll() is None]
-        if not alive:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            argv = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid())]
-            with theirs:
-                process = subprocess.Popen(
-                    argv, stdin=theirs.fileno(), env={}, start_new_session=True
-                )
-            alive = [Supervisor(os.getpid(), ours, process)]
-        _supervisors[:] = alive
-        return alive[0]
+        try:
+            socket.send_fds(supervisor().requests, [task], descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            lost = _supervisor.pop()
+            lost.requests.close()
+            lost.process.poll()
+            socket.send_fds(supervisor().requests, [task], descriptors)
 
 
 class Box:
@@ -72,10 +78,11 @@ class Box:
         self.limits = limits
         self.started = time.monotonic()
         self.stdout, self.stderr = bytearray(), bytearray()
-        self.overflow = False
+        self.entered = self.overflow = False
         self.unsent, self.last = bytearray(), False
         self.result, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         (read_in, self.stdin), (out, write_out), (err, write_err) = os.pipe(), os.pipe(), os.pipe()
+        self.out = out
         self.streams = {out: self.stdout, err: self.stderr}
         self.chosen = selectors.DefaultSelector()
         for descriptor in self.streams:
@@ -90,7 +97,7 @@ class Box:
         }
         given = [read_in, write_out, write_err, theirs.fileno()]
         try:
-            socket.send_fds(supervisor().requests, [json.dumps(task).encode()], given)
+            request(json.dumps(task).encode(), given)
         finally:
             theirs.close()
             for descriptor in given[:3]:
@@ -143,13 +150,26 @@ class Box:
 
     def read(self, descriptor: int) -> None:
         data = os.read(descriptor, CHUNK)
+        if descriptor == self.out and not self.entered and data.startswith(enter.ENTERED):
+            self.entered, data = True, data.removeprefix(enter.ENTERED)
+            if not data:
+                return
         if data:
             self.streams[descriptor] += data
-            self.overflow |= len(self.streams[descriptor]) > self.limits.output_bytes + 1
+            self.overflow |= len(self.streams[descriptor]) > self.limits.output_bytes
         else:
             self.chosen.unregister(descriptor)
             del self.streams[descriptor]
             os.close(descriptor)
+
+    def line(self) -> bytes | None:
+        """The next line of stdout, taken out of it; None when there will be none."""
+        while (end := self.stdout.find(b"\n")) < 0:
+            if self.out not in self.streams or not self.step():
+                return None
+        found = bytes(self.stdout[:end])
+        del self.stdout[: end + 1]
+        return found
 
     def finish(self) -> Outcome:
         """Waits for the end, if it has been asked for or comes by itself."""
@@ -182,8 +202,7 @@ class Box:
     def judge(self, said: bytes) -> Outcome:
         seconds = time.monotonic() - self.started
         stdout, stderr = bytes(self.stdout), bytes(self.stderr)
-        entered = stdout.startswith(enter.ENTERED)
-        stdout = stdout.removeprefix(enter.ENTERED)[: self.limits.output_bytes]
+        stdout, stderr = (data[: self.limits.output_bytes] for data in (stdout, stderr))
 
         def outcome(kind: str, code: int | None = None, reason: str = "") -> Outcome:
             return Outcome(kind, code, stdout, stderr or reason.encode(), seconds)
@@ -192,7 +211,7 @@ class Box:
             return outcome("infrastructure", reason="the supervisor of the sandbox was lost")
         report = json.loads(said)
         code, ended_by = report["code"], report["ended_by"]
-        if report["error"] or (not entered and not ended_by):
+        if report["error"] or (not self.entered and not ended_by):
             return outcome("infrastructure", code, report["error"] or "the box did not start")
         if ended_by in ("timeout", "memory"):
             return outcome(ended_by)

@@ -72,7 +72,7 @@ def probe() -> tuple[Trial, ...]:
 def choose(wanted: str | None = None) -> box.Level:
     """The strongest level that works, or the one wanted by name; said once on stderr.
 
-    "none" runs unconfined (limits only) and has to be asked for. Raises RefusedError with the remedy.
+    "none" runs unconfined (limits only) and has to be asked for. Raises RefusedError and a remedy.
     """
     if wanted not in (None, "bwrap", "landlock", "none"):
         raise ValueError(f'level "{wanted}" is none of "bwrap", "landlock", "none"')

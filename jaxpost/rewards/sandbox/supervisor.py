@@ -43,7 +43,7 @@ class Job:
                 os.close(stream)
 
     def end(self, why: str) -> None:
-        """A gentle end lets `inside.enter` kill what it looks after; it is asked again until done."""
+        """A gentle end lets `inside.enter` kill what it looks after; asked again until done."""
         now = time.monotonic()
         if not self.ended_by:
             self.ended_by, self.deadline = why, min(self.deadline, now)
@@ -89,12 +89,12 @@ def read(path: str) -> str:
 
 
 def resident(root: int) -> int:
-    """Bytes that a process and its descendants hold."""
+    """Bytes that a process and its descendants hold, files and shared memory not counted."""
     total, waiting = 0, [root]
     while waiting:
         pid = waiting.pop()
         words = read(f"/proc/{pid}/statm").split()
-        total += int(words[1]) * PAGE if words else 0
+        total += (int(words[1]) - int(words[2])) * PAGE if words else 0
         for thread in list_threads(pid):
             waiting += map(int, read(f"/proc/{pid}/task/{thread}/children").split())
     return total

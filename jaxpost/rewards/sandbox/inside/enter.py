@@ -6,9 +6,11 @@ tells a box that failed from a program that failed.
 """
 
 import base64
+import importlib
 import json
 import os
 import resource
+import runpy
 import shutil
 import signal
 import sys
@@ -65,16 +67,19 @@ def become_program(spec: dict, argv: list[str]) -> None:
 
 
 def start(spec: dict, argv: list[str]) -> None:
-    """`script.py` runs in this interpreter, which saves starting another; all else is executed."""
-    if not argv[0].endswith(".py"):
+    """`-m inside.NAME` and `script.py` run in this interpreter, which saves starting another."""
+    inside = argv[0] == "-m"
+    if not inside and not argv[0].endswith(".py"):
         os.execvp(argv[0], argv)
-    import runpy
-
-    sys.argv = argv
+    module = importlib.import_module(argv[1]) if inside else None
     sys.path[:] = [path for path in sys.path if path != spec["home"]]
-    sys.path[:0] = [os.path.dirname(os.path.abspath(argv[0]))]
     sys.path += spec["packages"]
-    runpy.run_path(argv[0], run_name="__main__")
+    sys.argv = argv
+    if module is not None:
+        module.main()
+    else:
+        sys.path[:0] = [os.path.dirname(os.path.abspath(argv[0]))]
+        runpy.run_path(argv[0], run_name="__main__")
     sys.exit(0)
 
 
