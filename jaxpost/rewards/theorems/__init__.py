@@ -14,18 +14,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpost.rewards import score
-from jaxpost.rewards.theorems import coq, lean
+from jaxpost.rewards.theorems import coq, lean, process
 
 LANGUAGES = {"coq": coq.verify, "rocq": coq.verify, "lean": lean.verify, "lean4": lean.verify}
 
 
-def verify(completion: str, example: Mapping[str, Any]) -> score.Score:
+def verify(
+    completion: str, example: Mapping[str, Any], *, seconds: float = process.SECONDS
+) -> score.Score:
     """1 for a proof, 0 for none; None where the checker or the example is at fault.
 
     `example`: `statement` (or `formal_statement`), `header` (imports; may be left out), `language`
-    (coq, lean4; lean4 where it is left out).
+    (coq, lean4; lean4 where it is left out). `seconds`: the checker's deadline; at it, 0.
     """
     language = str(example.get("language") or "lean4").lower()
     if language not in LANGUAGES:
         raise ValueError(f"language is {language}; use one of {', '.join(LANGUAGES)}")
-    return LANGUAGES[language](completion, example)
+    return LANGUAGES[language](completion, example, seconds=seconds)

@@ -1,11 +1,12 @@
 """Coq: compile the proof, compare its type, ask for its axioms, recheck it with the kernel."""
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpost.rewards import score, spans
+from jaxpost.rewards import sandbox, score, spans
 from jaxpost.rewards.theorems import process, sources
 
 DECLARES = r"\b(?:Theorem|Lemma|Fact|Remark|Corollary|Proposition|Property|Definition)\s+"
@@ -20,9 +21,9 @@ Print Assumptions same.
 """
 # Exit 3: the example's own statement does not compile. The reference is compiled last, so that
 # nothing the submission wrote can stand in its place.
-SCRIPT = """compile() { coqc -q -R . Job "$1.v"; }
-compile Submission >&2; submission=$?
-compile Reference >&2 || exit 3
+SCRIPT = """compile() { coqc -q -R . Job "$1.v" 2>/dev/null; }
+compile Submission >/dev/null; submission=$?
+compile Reference >/dev/null || exit 3
 [ $submission = 0 ] || exit 4
 compile Check || exit 5
 for part in Reference Submission; do
@@ -56,20 +57,28 @@ def verify(
         "Reference.v": f"{header}\n{statement}\nAdmitted.\n",
         "Check.v": CHECK.format(name=name),
     }
-    return judge(process.run(["sh", "-c", SCRIPT], files, seconds=seconds))
+    return judge(process.run(["sh", "-c", SCRIPT], files, settings(), seconds))
 
 
-def judge(done: process.Done) -> score.Score:
-    if done.code is None:
-        return score.Score(0.0, {}, "timeout")
-    if done.code == 3:
+def settings() -> list[str]:
+    """What Debian's coqc reads outside of /usr."""
+    paths = ("/etc/ocamlfind.conf", "/etc/ocamlfind.conf.d")
+    return [path for path in paths if os.path.exists(path)]
+
+
+def judge(outcome: sandbox.Outcome) -> score.Score:
+    unfinished = process.ended(outcome)
+    if unfinished:
+        return unfinished
+    if outcome.returncode == 3:
         return score.Score(None, {}, "infrastructure: the statement itself does not compile")
-    if done.code:
-        return score.Score(0.0, {}, {4: "wrong", 5: "another statement"}.get(done.code, "refused"))
-    assumed, reference, submission = re.split(r"^== \w+\n", done.output, flags=re.MULTILINE)
-    allowed, found = axioms(reference), axioms(submission)
-    own = [axiom for axiom in found if axiom.startswith("Job.Submission.")]
-    if own or not assumptions(assumed) <= known(allowed) or unsafe(submission):
+    if outcome.returncode:
+        reason = {4: "wrong", 5: "another statement"}.get(outcome.returncode, "refused")
+        return score.Score(0.0, {}, reason)
+    printed = outcome.stdout.decode("utf-8", "replace")
+    assumed, reference, submission = re.split(r"^== \w+\n", printed, flags=re.MULTILINE)
+    own = [axiom for axiom in axioms(submission) if axiom.startswith("Job.Submission.")]
+    if own or unsafe(submission) or not assumptions(assumed) <= known(axioms(reference)):
         return score.Score(0.0, {}, "new axioms")
     return score.Score(1.0)
 

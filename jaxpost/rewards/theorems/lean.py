@@ -1,9 +1,13 @@
 """Lean 4: the proof must have the reference's type, and stand on the usual axioms only."""
 
+import functools
 import json
 import os
+import pathlib
 import re
 import shutil
+import subprocess
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,10 +44,12 @@ def verify(
     if word:
         return score.Score(0.0, {}, f"forbidden: {word}")
     declares = rf"{DECLARES}{re.escape(name)}(?![\w.'!?])"
+    if not re.search(declares, sources.uncommented(code, sources.LEAN)):
+        code = code if code.lstrip().startswith((":=", "|")) else f":= by\n{indented(code)}"
     source = sources.joined(code, wanted, declares, sources.LEAN)
     if source is None:
         return score.Score(0.0, {}, "statement changed")
-    lean = shutil.which("lean")
+    lean = binary()
     if lean is None:
         return score.Score(None, {}, "infrastructure: no lean on the path (install elan)")
     return check(lean, compose(header, wanted, name, source), seconds)
@@ -53,6 +59,12 @@ def beheaded(code: str, header: str) -> str:
     """A whole file without its header and its own imports: the header is put there anyway."""
     code = code.removeprefix(header.strip())
     return re.sub(r"\A(?:\s*import [\w.]+[ \t]*(?:\n|\Z))+", "", code)
+
+
+def indented(tactics: str) -> str:
+    """What stands after `:= by`, which the statement of a data set often ends with."""
+    bare = re.sub(r"\A\s*by\b[ \t]*\n?", "", tactics)
+    return textwrap.indent(textwrap.dedent(bare), "  ")
 
 
 def compose(header: str, wanted: str, name: str, source: str) -> str:
@@ -70,18 +82,32 @@ def compose(header: str, wanted: str, name: str, source: str) -> str:
 
 def check(lean: str, source: str, seconds: float) -> score.Score:
     """Messages are read with their lines, so nothing that the proof prints is taken for Lean's."""
-    env = {key: os.environ[key] for key in ("LEAN_PATH", "ELAN_HOME", "HOME") if key in os.environ}
-    done = process.run([lean, "--json", "Proof.lean"], {"Proof.lean": source}, env, seconds)
-    if done.code is None:
-        return score.Score(0.0, {}, "timeout")
-    if done.code:
-        return score.Score(0.0, {}, "wrong")
+    libraries = os.environ.get("LEAN_PATH", "")
+    outcome = process.run(
+        ["env", f"LEAN_PATH={libraries}", lean, "--json", "Proof.lean"],
+        {"Proof.lean": source},
+        [pathlib.Path(lean).parent.parent, *filter(None, libraries.split(":"))],
+        seconds,
+    )
+    if outcome.kind != "exit" or outcome.returncode:
+        return process.ended(outcome) or score.Score(0.0, {}, "wrong")
+    lines = outcome.stdout.decode("utf-8", "replace").splitlines()
+    messages = [json.loads(line) for line in lines if line.startswith("{")]
     last = source.count("\n")
-    messages = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
     printed = [found["data"] for found in messages if found["pos"]["line"] == last]
     if any(found["severity"] == "error" for found in messages) or len(printed) != 1:
         return score.Score(0.0, {}, "wrong")
     return score.Score(1.0) if axioms(printed[0]) <= AXIOMS else score.Score(0.0, {}, "new axioms")
+
+
+@functools.cache
+def binary() -> str | None:
+    """The real `lean`: what elan puts on the path only starts it, and needs a home to do so."""
+    found = shutil.which("lean")
+    if found is None:
+        return None
+    prefix = subprocess.run([found, "--print-prefix"], capture_output=True, text=True, check=True)
+    return str(pathlib.Path(prefix.stdout.strip(), "bin", "lean"))
 
 
 def axioms(printed: str) -> set[str]:

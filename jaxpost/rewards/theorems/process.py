@@ -1,45 +1,34 @@
-"""One run of a checker: a scratch folder, an empty environment, a deadline."""
+"""One run of a checker in the sandbox."""
 
-import os
 import pathlib
-import signal
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+from jaxpost.rewards import sandbox, score
 
 SECONDS = 60.0
-PATH = "/usr/local/bin:/usr/bin:/bin"
-
-
-class Done(NamedTuple):
-    code: int | None  # None: the deadline
-    output: str
 
 
 def run(
     argv: Sequence[str],
     files: Mapping[str, str],
-    env: Mapping[str, str] | None = None,
+    readable: Sequence[str | pathlib.Path] = (),
     seconds: float = SECONDS,
-) -> Done:
-    """What `argv` prints (errors apart), run in a folder of its own that holds `files`."""
-    with tempfile.TemporaryDirectory(prefix="jaxpost-proof-") as folder:
-        for name, text in files.items():
-            (pathlib.Path(folder) / name).write_text(text, encoding="utf-8")
-        process = subprocess.Popen(
-            argv,
-            cwd=folder,
-            env={"PATH": PATH, "HOME": folder, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Done(None, "")
-    return Done(process.returncode, output.decode("utf-8", "replace"))
+) -> sandbox.Outcome:
+    """What `argv` says of `files`, which lie in its working folder."""
+    limits = sandbox.Limits(
+        seconds=seconds,
+        memory=8 << 30,
+        file_bytes=64 << 20,
+        scratch_bytes=256 << 20,
+        output_bytes=4 << 20,
+        open_files=256,
+    )
+    texts = {name: text.encode() for name, text in files.items()}
+    return sandbox.run(argv, files=texts, readable=list(readable), limits=limits)
+
+
+def ended(outcome: sandbox.Outcome) -> score.Score | None:
+    """The score of a run that did not come to its end: 0, or None where the box is at fault."""
+    if outcome.kind == "exit":
+        return None
+    return score.Score(None if outcome.kind == "infrastructure" else 0.0, {}, outcome.kind)
