@@ -249,7 +249,66 @@ def projection_or_not(params: Any) -> Any:
 
 def in_stack(params: Any) -> Any:
     return jax.tree.map_with_path(
-        lambda path, _: "stack" if path[0].key == "layers" else "single", params
+        lambda path, _: "stack" if "layers" in [key.key for key in path] else "single", params
+    )
+
+
+def side_by_side(
+    parts: dict[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """An optimizer for each branch of the parameters, with its own clipping."""
+
+    def init(params: Any) -> Any:
+        return {name: part.init(params[name]) for name, part in parts.items()}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        done = {
+            name: part.update(updates[name], state[name], params[name])
+            for name, part in parts.items()
+        }
+        return {n: changes for n, (changes, _) in done.items()}, {
+            n: s for n, (_, s) in done.items()
+        }
+
+    return optax.GradientTransformation(init, update)
+
+
+class RestingState(NamedTuple):
+    """State of `resting`: the updates seen so far."""
+
+    count: Any
+    inner: Any
+
+
+def resting(inner: optax.GradientTransformation, asleep: int) -> optax.GradientTransformation:
+    """Changes nothing in the first `asleep` updates, then is `inner` from its start."""
+    if not asleep:
+        return inner
+
+    def init(params: Any) -> RestingState:
+        return RestingState(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RestingState]:
+        changes, moved = inner.update(updates, state.inner, params)
+        awake = state.count >= asleep
+        changes = jax.tree.map(lambda c: jnp.where(awake, c, 0.0), changes)
+        kept = jax.tree.map(lambda new, old: jnp.where(awake, new, old), moved, state.inner)
+        return changes, RestingState(state.count + 1, kept)
+
+    return optax.GradientTransformation(init, update)
+
+
+def restarted(optimizer: optax.GradientTransformation, opt_state: Any, params: Any) -> Any:
+    """The optimizer's state as at the start, but for how far the learning rate's schedule is."""
+
+    def is_schedule(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    return jax.tree.map(
+        lambda old, new: old if is_schedule(old) else new,
+        opt_state,
+        optimizer.init(params),
+        is_leaf=is_schedule,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxpost import config as configs
-from jaxpost.data import paths
+from jaxpost.data import paths, sources
 from jaxpost.hub import source
 from jaxpost.models import TransformerConfig
 from jaxpost.recipes import setup
@@ -28,7 +28,8 @@ def check(config: Any) -> None:
             source.folder_of(config.model.adapter)
     except (OSError, ValueError) as error:
         raise configs.ConfigError(f"model: {error}") from error
-    check_length(config.data.max_length, architecture)
+    if isinstance(config.data, sources.DataConfig):
+        check_length(config.data.max_length, architecture)
 
 
 def check_data(given: Iterable[str] | str | None, key: str) -> None:

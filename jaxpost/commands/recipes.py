@@ -11,6 +11,9 @@ from jaxpost.config import names
 RECIPES = {
     "sft": "jaxpost.recipes.sft",
     "pretrain": "jaxpost.recipes.pretrain",
+    "grpo": "jaxpost.recipes.grpo",
+    "ppo": "jaxpost.recipes.ppo",
+    "pmd": "jaxpost.recipes.pmd",
 }
 
 

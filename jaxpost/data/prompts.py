@@ -197,6 +197,47 @@ class PromptStream:
             return None
         return found
 
+    def draw(self, count: int, weights: np.ndarray, step: int) -> list[Prompt]:
+        """Prompts of different rows, drawn with probabilities ∝ weights [rows].
+
+        The draw depends on the seed and `step` alone. Rows that are dropped are drawn over.
+
+        Raises:
+          ValueError: fewer than `count` rows of positive weight can be asked.
+        """
+        weights, taken = np.array(weights, np.float64), []
+        random = np.random.default_rng([self._fingerprint["seed"], step, *self._share])
+        while len(taken) < count:
+            if not weights.any():
+                raise ValueError(
+                    f"{count} different prompts are wanted, and only {len(taken)} can be asked; "
+                    f"dropped: {self.dropped}"
+                )
+            number = int(random.choice(self.rows, p=weights / weights.sum()))
+            weights[number] = 0.0
+            found = self.prompt(number)
+            taken += [] if found is None else [found]
+        self._next += count
+        return taken
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of numbers, [rows].
+
+        Raises:
+          ValueError: a row has no number there.
+        """
+        numbers = np.zeros(self.rows)
+        for source, start in zip(self._sources, self._starts, strict=False):
+            for index in range(len(source)):
+                row = source[index]
+                value = None if isinstance(row, Dropped) else row.meta.get(name)
+                if isinstance(row, Dropped):
+                    continue
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise ValueError(f"{row.where}: column {name} holds {value!r}, not a number")
+                numbers[start + index] = value
+        return numbers
+
     @property
     def epoch(self) -> float:
         """Passes over the data so far."""

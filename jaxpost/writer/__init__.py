@@ -17,11 +17,13 @@ from jaxpost.writer.flops import (
 )
 from jaxpost.writer.meter import Meter
 from jaxpost.writer.settings import WALL_CLOCK, Values, WriterConfig
+from jaxpost.writer.stopwatch import Stopwatch
 from jaxpost.writer.write import Writer
 
 __all__ = [
     "WALL_CLOCK",
     "Meter",
+    "Stopwatch",
     "Values",
     "Writer",
     "WriterConfig",

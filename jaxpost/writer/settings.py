@@ -3,9 +3,13 @@
 import dataclasses
 
 from jaxpost.options import check_ranges, option
+from jaxpost.writer import stopwatch
 
 # Names of metrics that two equal runs need not share.
-WALL_CLOCK = ("step_time", "tokens_per_second", "mfu", "compile_time", "elapsed")
+WALL_CLOCK = (
+    *("step_time", "tokens_per_second", "mfu", "compile_time", "elapsed"),
+    *(f"time/{part}" for part in (*stopwatch.PARTS, "other")),
+)
 Values = dict[str, float | int]
 
 

@@ -86,11 +86,24 @@ def _parts(values: settings.Values) -> list[str]:
     """What a line says of the latest values, leaving out those that are not there."""
     forms = (
         ("loss", lambda x: f"loss {x:.4f}"),
+        ("reward", lambda x: f"reward {x:.3f}"),
         ("learning_rate", lambda x: f"lr {x:.2e}"),
         ("tokens_per_second", lambda x: f"{x:,.0f} tokens/s"),
         ("mfu", lambda x: f"MFU {100 * x:.0f} %"),
     )
-    return [form(values[name]) for name, form in forms if name in values]
+    shown = [form(values[name]) for name, form in forms if name in values]
+    return [*shown, *_shares(values)]
+
+
+def _shares(values: settings.Values) -> list[str]:
+    """Where the time of the latest step went, in %."""
+    spent = {
+        name.removeprefix("time/"): seconds
+        for name, seconds in values.items()
+        if name.startswith("time/")
+    }
+    total = sum(spent.values())
+    return [f"{name} {100 * seconds / total:.0f} %" for name, seconds in spent.items() if total]
 
 
 def _evals(values: settings.Values) -> list[str]:

@@ -1,0 +1,140 @@
+"""Held-out measures of a policy by its reward: greedy accuracy, mean reward, pass@k."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpost import rewards, writer
+from jaxpost.data import prompts as prompt_data
+from jaxpost.data.prompts import Prompt
+from jaxpost.options import check_ranges, option
+from jaxpost.recipes import experience, setup
+from jaxpost.typing import Array, Params
+
+EVALUATION = 1 << 30  # a step that no run reaches, for the key
+GREEDY = 1e-30  # a temperature so low that `sampling` draws the most probable token
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """When and how the policy is measured on `data.eval`."""
+
+    every: int = option(
+        0, "evaluate after this many rollouts; 0 evaluates at start and end", "rollouts", least=0
+    )
+    prompts: int | None = option(None, "use only the first so many; null uses all", least=1)
+    batch_size: int = option(64, "completions sampled at once", least=1)
+    correct: float = option(1.0, "a completion is correct if its reward is at least this")
+    samples: int = option(0, "completions of a prompt for pass@k, as in training; 0: none", least=0)
+    pass_at: tuple[int, ...] = option((1, 8), "the k of pass@k, for those up to eval.samples")
+
+    def __post_init__(self):
+        check_ranges(self, "eval.")
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether to evaluate after this rollout: at the start, every so often, at the end."""
+        return step in (0, steps) or (self.every > 0 and step % self.every == 0)
+
+
+def make_evaluation(
+    config: Any, policy: setup.Policy, scorer: rewards.Scorer, out: writer.Writer
+) -> Callable[[int, Params], dict[str, float]]:
+    """`(step, params) -> metrics` on the held-out prompts; completions go to samples.jsonl.
+
+    `config` is a recipe's, of which `data`, `eval`, `rollout` and `seed` are read.
+    """
+    if config.data.eval is None:
+        return lambda step, params: {}
+    fitting = experience.that_fit(config.data, config.rollout, policy.model)
+    prompts = prompt_data.held_out(fitting, policy.tokenizer, config.eval.prompts)
+    key = jax.random.fold_in(jax.random.key(config.seed), EVALUATION)
+
+    def run(step: int, params: Params) -> dict[str, float]:
+        measured, records = evaluate(
+            policy, params, prompts, scorer, config.eval, config.rollout, key
+        )
+        out.samples(step, records)
+        return measured
+
+    return run
+
+
+def evaluate(
+    policy: setup.Policy,
+    params: Params,
+    prompts: Sequence[Prompt],
+    scorer: rewards.Scorer,
+    config: EvalConfig,
+    sampling: experience.RolloutConfig,
+    key: Array,
+) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
+    """The measures, and a record of each greedy completion.
+
+    Completions without a reward are counted, and in no mean.
+    """
+    greedy = dataclasses.replace(
+        sampling, completions=1, temperature=GREEDY, top_k=None, top_p=None, min_p=None
+    )
+    found = collected(policy, params, prompts, scorer, config, greedy, key)
+    values = found.rewards[:, 0]
+    there = ~np.isnan(values)
+    if not there.any():
+        kinds = experience.failures_of(found.scored)
+        raise ValueError(f"no completion of data.eval has a reward: {kinds}")
+    out = {
+        "eval/accuracy": float(np.mean(values[there] >= config.correct)),
+        "eval/reward": float(np.mean(values[there])),
+        "eval/missing": float(np.sum(~there)),
+        "eval/mean_length": float(np.mean(found.lengths)),
+        "eval/clipped_ratio": float(np.mean(found.truncated)),
+    }
+    if config.samples:
+        several = dataclasses.replace(sampling, completions=config.samples)
+        again = collected(policy, params, prompts, scorer, config, several, key)
+        out |= pass_rates(again.rewards, config)
+    return out, experience.records(found, found.rollout.logps, len(prompts))
+
+
+def collected(
+    policy: setup.Policy,
+    params: Params,
+    prompts: Sequence[Prompt],
+    scorer: rewards.Scorer,
+    config: EvalConfig,
+    sampling: experience.RolloutConfig,
+    key: Array,
+) -> experience.Experience:
+    """All prompts, some at a time; prompts of like length together."""
+    several = max(config.batch_size // sampling.completions, 1)
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    sampling = dataclasses.replace(sampling, prompts=several)
+    parts = []
+    for number, first in enumerate(range(0, len(order), several)):
+        chosen = [prompts[index] for index in order[first : first + several]]
+        here = jax.random.fold_in(key, number)
+        parts.append(experience.sampled(policy, params, chosen, here, sampling))
+    scored = [experience.scored(policy, part, scorer) for part in parts]
+    whole = experience.join([pending.wait() for pending in scored])
+    back = np.argsort(order)
+    return whole.groups(back.tolist())
+
+
+def pass_rates(values: np.ndarray, config: EvalConfig) -> dict[str, float]:
+    """`eval/pass@k`: 1 − C(n − c, k) / C(n, k) of n scored completions, c of them correct.
+
+    Unbiased (arXiv 2107.03374, §2.1). Prompts with fewer than k scored ones are left out.
+    """
+    out = {}
+    for k in config.pass_at:
+        rates = []
+        for row in values:
+            n, c = int(np.sum(~np.isnan(row))), int(np.sum(row >= config.correct))
+            if n >= k:
+                rates.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
+        if rates:
+            out[f"eval/pass@{k}"] = float(np.mean(rates))
+    return out

@@ -1,0 +1,380 @@
+"""What the RL recipes share: prompts to completions, to rewards, to rows that are trained on."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpost import batch as batches
+from jaxpost import checkpoint, logps, optimizers, rewards, rollout, runs, train_step, writer
+from jaxpost.batch import TokenBatch
+from jaxpost.data.prompts import Prompt, PromptConfig
+from jaxpost.models.model import Model
+from jaxpost.options import check_ranges, option
+from jaxpost.recipes import setup
+from jaxpost.rollout import Rollout, sampler, text
+from jaxpost.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """How many completions of what length, and how they are drawn."""
+
+    prompts: int = option(16, "prompts of a rollout", least=1)
+    completions: int = option(8, "completions of each prompt", least=1)
+    max_new_tokens: int = option(256, "length of a completion at most", "tokens", least=1)
+    temperature: float = option(1.0, "of the distribution that is sampled and trained", above=0)
+    top_k: int | None = option(None, "sample among the k most probable tokens only", least=1)
+    top_p: float | None = option(
+        None, "sample among the most probable tokens of mass p only", above=0, most=1
+    )
+    min_p: float | None = option(
+        None, "sample no token under this part of the highest probability", least=0, most=1
+    )
+    stop_strings: tuple[str, ...] = option((), "texts that end a completion, and belong to it")
+
+    def __post_init__(self):
+        check_ranges(self, "rollout.")
+
+    @property
+    def rows(self) -> int:
+        """Completions of a rollout."""
+        return self.prompts * self.completions
+
+    def distribution(self) -> dict[str, Any]:
+        """What the sampler draws from and the trainer scores with."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {name: getattr(self, name) for name in names}
+
+
+def that_fit(config: PromptConfig, sampling: RolloutConfig, model: Model) -> PromptConfig:
+    """The data without prompts after which the model has no room for a completion.
+
+    Raises:
+      ValueError: it has no room for a completion at all.
+    """
+    room = model.config.max_positions - sampling.max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"rollout.max_new_tokens is {sampling.max_new_tokens}, and the model has "
+            f"{model.config.max_positions} positions for prompt and completion; make it smaller"
+        )
+    return dataclasses.replace(config, max_prompt_tokens=min(config.max_prompt_tokens, room))
+
+
+class Experience(NamedTuple):
+    """Completions and their rewards, prompt-major: row p · G + g is completion g of prompt p.
+
+    Attributes:
+      prompts: [P].
+      rollout: [P·G, N].
+      texts: [P·G], without the stop token.
+      scored: [P·G].
+    """
+
+    prompts: Sequence[Prompt]
+    rollout: Rollout
+    texts: Sequence[str]
+    scored: Sequence[rewards.Scored]
+
+    @property
+    def completions(self) -> int:
+        """G."""
+        return len(self.texts) // len(self.prompts)
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """[P, G], NaN where there is none."""
+        values = [scored.value for scored in self.scored]
+        return np.array(values, np.float32).reshape(len(self.prompts), -1)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[P, G], tokens."""
+        return self.rollout.lengths.reshape(len(self.prompts), -1)
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """[P, G], whether a completion ended because it was long."""
+        ended = self.rollout.stop_reasons == rollout.LENGTH
+        return ended.reshape(len(self.prompts), -1)
+
+    def groups(self, chosen: Sequence[int]) -> "Experience":
+        """Only some of the prompts, with all their completions."""
+        rows = [p * self.completions + g for p in chosen for g in range(self.completions)]
+        return Experience(
+            [self.prompts[p] for p in chosen],
+            Rollout(*(field[rows] for field in self.rollout)),
+            [self.texts[row] for row in rows],
+            [self.scored[row] for row in rows],
+        )
+
+
+def join(parts: Sequence[Experience]) -> Experience:
+    """Several rollouts as one."""
+    return Experience(
+        [prompt for part in parts for prompt in part.prompts],
+        Rollout(
+            *(np.concatenate(field) for field in zip(*(p.rollout for p in parts), strict=True))
+        ),
+        [text for part in parts for text in part.texts],
+        [scored for part in parts for scored in part.scored],
+    )
+
+
+class Sampled(NamedTuple):
+    """G completions of each of P prompts, before their rewards."""
+
+    prompts: Sequence[Prompt]
+    rollout: Rollout
+
+
+class Pending(NamedTuple):
+    """Completions that are being scored."""
+
+    sampled: Sampled
+    texts: Sequence[str]
+    rewards: rewards.Pending
+
+    def wait(self) -> Experience:
+        return Experience(*self.sampled, self.texts, self.rewards.result())
+
+
+def sampled(
+    policy: setup.Policy,
+    params: Params,
+    prompts: Sequence[Prompt],
+    key: Array,
+    config: RolloutConfig,
+) -> Sampled:
+    """Samples `config.completions` completions of each prompt."""
+    drawn = rollout.sample(
+        policy.model,
+        params,
+        [prompt.tokens for prompt in prompts for _ in range(config.completions)],
+        key,
+        max_new_tokens=config.max_new_tokens,
+        stop_ids=policy.tokenizer.eos_ids,
+        stop_strings=config.stop_strings,
+        tokenizer=policy.tokenizer,
+        capacity=rollout.Capacity(rows=config.rows, prompts=config.prompts),
+        **config.distribution(),
+    )
+    return Sampled(prompts, drawn)
+
+
+def scored(policy: setup.Policy, found: Sampled, scorer: rewards.Scorer) -> Pending:
+    """Hands the completions to the reward, which goes on in other processes."""
+    items, drawn = [], found.rollout
+    ends = policy.tokenizer.eos_ids
+    for row, length in enumerate(drawn.lengths.tolist()):
+        prompt = found.prompts[row * len(found.prompts) // len(drawn.lengths)]
+        ids = drawn.tokens[row, :length].tolist()
+        words = policy.tokenizer.decode(text.without_stop_id(ids, ends))
+        cut = bool(drawn.stop_reasons[row] == rollout.LENGTH)
+        items.append(rewards.Item(prompt.prompt, words, prompt.example, ids, cut))
+    return Pending(found, [item.completion for item in items], scorer.submit(items))
+
+
+def collect(
+    policy: setup.Policy,
+    params: Params,
+    prompts: Sequence[Prompt],
+    key: Array,
+    config: RolloutConfig,
+    scorer: rewards.Scorer,
+    watch: writer.Stopwatch,
+) -> Experience:
+    """Samples completions and waits for their rewards."""
+    with watch.part("sample"):
+        found = sampled(policy, params, prompts, key, config)
+    with watch.part("reward"):
+        return scored(policy, found, scorer).wait()
+
+
+class Rows(NamedTuple):
+    """Completions after their prompts as rows: a `TokenBatch` [B, T] and the sampler's logps."""
+
+    inputs: Any
+    targets: Any
+    completion_mask: Any
+    loss_weights: Any
+    segment_ids: Any
+    positions: Any
+    sampler_logps: Any
+
+
+def rows_of(experience: Experience) -> Rows:
+    """One row a completion, T rounded up to few sizes; weights are 1 on its tokens, else 0."""
+    sequences, drawn = [], experience.rollout
+    for row, length in enumerate(drawn.lengths.tolist()):
+        prompt = experience.prompts[row // experience.completions].tokens
+        chosen = np.repeat([False, True], [len(prompt), length])
+        tokens = np.concatenate([prompt, drawn.tokens[row, :length]]).astype(np.int32)
+        sequences.append(batches.shift(batches.Example(tokens, chosen, chosen.astype(np.float32))))
+    width = sampler.bucket_length(max(len(sequence.inputs) for sequence in sequences))
+    batch = batches.stack([batches.row_of([sequence], width) for sequence in sequences])
+    sampled = np.zeros(batch.inputs.shape, np.float32)
+    sampled[batch.completion_mask] = drawn.logps[drawn.mask]
+    return Rows(*batch, sampler_logps=sampled)
+
+
+def make_scores(
+    model: Model, config: RolloutConfig, microbatches: int
+) -> Callable[[Params, TokenBatch | Rows], Array]:
+    """A jitted `(params, rows) -> logps [B, T]` of the distribution that is sampled."""
+
+    @jax.jit
+    def scores(params: Params, rows: TokenBatch | Rows) -> Array:
+        parts = train_step.split(rows, microbatches)
+        found = jax.lax.map(
+            lambda part: logps.token_logps(model, params, part, **config.distribution()), parts
+        )
+        return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
+
+    return scores
+
+
+def starting_point(policy: setup.Policy) -> Params:
+    """A copy of what will be trained, as the reference: all parameters, or the adapters alone."""
+    chosen = train_step.select(policy.params, policy.trainable)
+    return jax.tree.map(lambda p: jnp.array(p, copy=True), chosen)
+
+
+def minibatches(rows: int, count: int, key: Array) -> np.ndarray:
+    """Row numbers [count, rows / count] in a random order; in theirs where there is but one."""
+    if count == 1:
+        return np.arange(rows)[None]
+    return np.asarray(jax.random.permutation(key, rows)).reshape(count, -1)
+
+
+class Source(Protocol):
+    """Where prompts come from: a position that can be saved."""
+
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Together:
+    """Several sources of state, by name, as one."""
+
+    def __init__(self, parts: Mapping[str, Source]):
+        self._parts = parts
+
+    def get_state(self) -> dict[str, Any]:
+        return {name: part.get_state() for name, part in self._parts.items()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.set_state(state[name])
+
+
+def take(batch: Any, rows: np.ndarray) -> Any:
+    """Some rows of every array; None stays."""
+    return jax.tree.map(lambda x: x[rows], batch)
+
+
+def resume(
+    run: runs.Run,
+    saver: checkpoint.Checkpointer,
+    state: train_step.TrainState,
+    trainable: Any,
+    data: Source,
+) -> tuple[int, train_step.TrainState, dict[str, int] | None]:
+    """(rollouts done, state, counters) of the newest checkpoint, with the data put there."""
+    restored = saver.restore(setup.saved_part(state, trainable))
+    if restored is None:
+        run.resume(0)
+        return 0, state, None
+    data.set_state(restored.position["data"])
+    run.resume(restored.step)
+    params = train_step.merge(restored.state.params, state.params, trainable)
+    return restored.step, restored.state._replace(params=params), restored.position["counters"]
+
+
+def restarted(
+    state: train_step.TrainState, optimizer: optax.GradientTransformation, trainable: Any
+) -> train_step.TrainState:
+    """The state with its optimizer as at the start, the learning rate's schedule aside."""
+    chosen = train_step.select(state.params, trainable)
+    return state._replace(opt_state=optimizers.restarted(optimizer, state.opt_state, chosen))
+
+
+def agreement(old_logps: Array, rows: Rows) -> dict[str, float]:
+    """How far the sampler's own numbers are from the trainer's, at the same parameters."""
+    gaps = np.abs(np.asarray(old_logps) - rows.sampler_logps)[rows.completion_mask]
+    name = "sampling/sampling_logp_difference"
+    return {f"{name}/mean": float(np.mean(gaps)), f"{name}/max": float(np.max(gaps, initial=0.0))}
+
+
+def summary(experience: Experience) -> dict[str, float]:
+    """What is logged of a rollout: rewards and their parts, missing ones, lengths."""
+    values, lengths = experience.rewards, experience.lengths
+    there, cut = ~np.isnan(values), experience.truncated
+    full = np.where(there, values, 0.0)
+    means = full.sum(1) / np.maximum(there.sum(1), 1)
+    squares = np.where(there, (values - means[:, None]) ** 2, 0.0).sum(1)
+    deviations = np.sqrt(squares / np.maximum(there.sum(1) - 1, 1))
+    out = {
+        "reward": mean(values[there]),
+        "reward_std": float(np.mean(deviations)),
+        "frac_reward_zero_std": float(np.mean(deviations == 0)),
+        "rewards/missing": float(np.sum(~there)),
+        "completions/mean_length": float(np.mean(lengths)),
+        "completions/min_length": float(np.min(lengths)),
+        "completions/max_length": float(np.max(lengths)),
+        "completions/mean_terminated_length": mean(lengths[~cut]),
+        "completions/clipped_ratio": float(np.mean(cut)),
+    }
+    return out | parts_of(experience.scored) | failures_of(experience.scored)
+
+
+def mean(values: np.ndarray) -> float:
+    """The mean; 0 of nothing."""
+    return float(np.mean(values)) if values.size else 0.0
+
+
+def parts_of(scored: Sequence[rewards.Scored]) -> dict[str, float]:
+    """Mean and deviation of each part, over the completions that have it."""
+    found: dict[str, list[float]] = {}
+    for each in scored:
+        for name, value in each.parts.items():
+            found.setdefault(name, []).append(value)
+    out = {}
+    for name, values in sorted(found.items()):
+        out[f"rewards/{name}/mean"] = float(np.mean(values))
+        out[f"rewards/{name}/std"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return out
+
+
+def failures_of(scored: Sequence[rewards.Scored]) -> dict[str, float]:
+    """How many rewards are missing, by kind."""
+    kinds = [each.failure for each in scored if each.failure is not None]
+    return {f"rewards/failed/{kind}": float(kinds.count(kind)) for kind in sorted(set(kinds))}
+
+
+def records(experience: Experience, advantages: Any, count: int) -> list[Mapping[str, Any]]:
+    """The first completions as `samples.jsonl` keeps them; `advantages` [B, T], 0 off the mask."""
+    out = []
+    largest = np.asarray(advantages)
+    largest = np.max(largest, 1) + np.min(largest, 1)  # of either sign, the same at every token
+    for row in range(min(count, len(experience.texts))):
+        prompt, scored = experience.prompts[row // experience.completions], experience.scored[row]
+        out.append(
+            {
+                "prompt": prompt.prompt,
+                "completion": experience.texts[row],
+                "reward": None if np.isnan(scored.value) else scored.value,
+                "advantage": float(largest[row]),
+                "parts": dict(scored.parts),
+                "reason": scored.failure or scored.reason,
+                "tokens": int(experience.rollout.lengths[row]),
+                "stop": rollout.REASONS[int(experience.rollout.stop_reasons[row])],
+                "where": prompt.where,
+            }
+        )
+    return out

@@ -1,0 +1,495 @@
+"""Group-relative policy optimisation: RL whose baseline is the other completions of a prompt.
+
+A rollout samples G completions of each of P prompts, a reward judges them, and each token's
+advantage is that of its completion within its group (arXiv 2402.03300). Then the policy is updated
+`epochs` · `minibatches` times. The variants are choices of advantage, weights and loss:
+
+    GRPO     advantage: group_normalized  aggregation: sequence_mean       loss: ppo_clip
+    Dr.GRPO  advantage: group_centered    aggregation: fixed_length        loss: ppo_clip
+    DAPO     advantage: group_normalized  aggregation: token_mean          loss: ppo_clip
+             clip_high: 0.28  dynamic_sampling: true  overlong_margin: 4096
+    GSPO     advantage: group_normalized  aggregation: sequence_mean       loss: gspo
+    CISPO    advantage: group_normalized  aggregation: token_mean          loss: cispo
+    RLOO     advantage: leave_one_out     aggregation: sequence_sum_mean   loss: reinforce
+
+Departures: 1. the paper does not state the clip, ours is 0.2; 2. no KL term unless `kl_coef` asks
+for one (the paper's is 0.04), and then k3 in the loss, as in the paper; 3. a completion that has no
+reward is in no baseline and in no weight.
+
+    jaxpost train configs/grpo_smollm2_chain_sum.yaml
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpost import (
+    advantages,
+    checkpoint,
+    logps,
+    loss_weights,
+    losses,
+    metrics,
+    optimizers,
+    rewards,
+    runs,
+    train_step,
+    writer,
+)
+from jaxpost import config as configs
+from jaxpost.checkpoint import CheckpointConfig
+from jaxpost.data import prompts as prompt_data
+from jaxpost.models.model import Model
+from jaxpost.options import check_ranges, option
+from jaxpost.recipes import accuracy, experience, setup
+from jaxpost.recipes.experience import Experience
+from jaxpost.typing import Array, Params
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Group-relative policy optimisation with a reward function."""
+
+    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
+    model: setup.ModelConfig = option(help="the policy to train")
+    data: prompt_data.PromptConfig = option(help="prompts, and what the reward reads of them")
+    reward: rewards.RewardConfig = option(help="what judges a completion")
+    rollout: experience.RolloutConfig = option(experience.RolloutConfig(), "sampling")
+    optimizer: optimizers.OptimizerConfig = option(
+        optimizers.OptimizerConfig(learning_rate=1e-6, schedule="constant"), "the optimizer"
+    )
+    steps: int = option(200, "how long to train", "rollouts", least=1)
+    epochs: int = option(1, "passes over each rollout", least=1)
+    minibatches: int = option(1, "updates of a pass, over as many parts of the rollout", least=1)
+    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
+    advantage: Literal[
+        "group_normalized",
+        "group_centered",
+        "leave_one_out",
+        "batch_normalized",
+        "mean_normalized",
+        "contrast_scaled",
+        "optimal_baseline",
+        "reinforce_plus_plus_baseline",
+    ] = option("group_normalized", "what is taken off a reward, and what it is divided by")
+    aggregation: Literal["sequence_mean", "token_mean", "sequence_sum_mean", "fixed_length"] = (
+        option("sequence_mean", "from token losses to the update's loss")
+    )
+    loss: Literal["ppo_clip", "ppo_dual_clip", "gspo", "cispo", "sapo", "reinforce"] = option(
+        "ppo_clip", "the loss of a token"
+    )
+    clip_low: float | None = option(
+        None, "the ratio's range is [1 - clip_low, 1 + clip_high]; null: the loss's own", above=0
+    )
+    clip_high: float | None = option(None, "null: the loss's own (0.2 for ppo_clip)", above=0)
+    kl_coef: float = option(0.0, "weight of the KL term to the reference; 0: no reference", least=0)
+    kl: Literal["k2", "k3", "k3_plus", "k3_weighted"] = option(
+        "k3", "its estimator: k3 as in the paper, k2 for the exact gradient"
+    )
+    entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0)
+    importance: Literal["none", "truncated", "banded"] = option(
+        "none",
+        "weight by trainer / sampler probability of a token: up to 2, or 0 outside [0.5, 2]",
+    )
+    dynamic_sampling: bool = option(
+        False, "replace groups that are all right or all wrong by further ones (DAPO)"
+    )
+    refills: int = option(10, "further rollouts that may be sampled to replace groups", least=1)
+    overlong_margin: int = option(
+        0, "the last tokens over which a penalty falls to -1 (DAPO); 0: none", "tokens", least=0
+    )
+    mask_truncated: bool = option(False, "do not train on completions cut by their length")
+    check_every: int = option(
+        50, "compare the sampler's log-probabilities with the trainer's", "rollouts", least=1
+    )
+    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
+    seed: int = option(0, "of everything random", least=0)
+    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
+    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
+    resume_anyway: bool = option(False, "resume although the configuration was changed")
+
+    def __post_init__(self):
+        check_ranges(self)
+        optimizers.check_warmup(self.optimizer, self.updates)
+        train_step.check_microbatches(self.rollout.rows, self.minibatches)
+        train_step.check_microbatches(self.rollout.rows // self.minibatches, self.microbatches)
+        if self.rollout.completions < 2:
+            raise ValueError(
+                "rollout.completions is 1: a group of one has no baseline; sample 2 or more"
+            )
+        if self.loss == "reinforce" and (self.clip_low or self.clip_high):
+            raise ValueError("loss: reinforce has no clip; remove clip_low and clip_high")
+        if self.kl != "k3" and not self.kl_coef:
+            raise ValueError("kl is the estimator of the KL term, which kl_coef: 0 leaves out")
+        if self.loss == "sapo" and (self.clip_low or self.clip_high):
+            raise ValueError("loss: sapo has no clip; remove clip_low and clip_high")
+        if self.overlong_margin > self.rollout.max_new_tokens:
+            raise ValueError("overlong_margin is above rollout.max_new_tokens")
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the run."""
+        return self.steps * self.epochs * self.minibatches
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the only update of a rollout is at the parameters that sampled it."""
+        return self.epochs * self.minibatches == 1
+
+
+GROUPED = {
+    "group_normalized": advantages.group_normalized,
+    "group_centered": advantages.group_centered,
+    "leave_one_out": advantages.leave_one_out,
+    "batch_normalized": advantages.batch_normalized,
+    "mean_normalized": advantages.mean_normalized,
+    "contrast_scaled": advantages.contrast_scaled,
+}
+
+
+class Batch(NamedTuple):
+    """Completions as rows [B, T]; 0 outside the mask. `ref_logps` is None without a KL term.
+
+    `loss_weights` are 1 on the tokens to train, until `make_update` fixes them over its update.
+    On policy `old_logps` are not looked at.
+    """
+
+    inputs: Any
+    targets: Any
+    completion_mask: Any
+    loss_weights: Any
+    segment_ids: Any
+    positions: Any
+    advantages: Any
+    old_logps: Any
+    sampler_logps: Any
+    ref_logps: Any
+
+
+def make_objective(config: Config, model: Model) -> train_step.Objective:
+    """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
+    policy_loss = make_policy_loss(config)
+    sampled = config.rollout.distribution()
+
+    def token_loss(scores: logps.TokenScores, batch: Batch) -> Array:
+        loss = policy_loss(scores.logps, old_logps(config, scores, batch), batch)
+        if config.kl_coef:
+            loss += config.kl_coef * kl_term(config, scores, batch)
+        if config.entropy_coef:
+            loss += config.entropy_coef * losses.entropy_bonus(scores.entropies)
+        return batch.loss_weights * loss
+
+    def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        if config.loss == "gspo":  # a token's loss depends on its whole sequence
+            scores = logps.token_scores(model, params, batch, entropies=True, **sampled)
+            loss = jnp.sum(token_loss(scores, batch))
+        else:
+            leaves, tree = jax.tree.flatten(batch)
+            loss, scores = logps.token_loss(
+                model,
+                params,
+                batch,
+                lambda scores, *data: token_loss(scores, tree.unflatten(data)),
+                *leaves,
+                entropies=True,
+                **sampled,
+            )
+        return loss, measures(config, jax.lax.stop_gradient(scores), batch)
+
+    return objective
+
+
+def old_logps(config: Config, scores: logps.TokenScores, batch: Batch) -> Array:
+    """Those of the policy that sampled; in the only update of a rollout that is the policy."""
+    return jax.lax.stop_gradient(scores.logps) if config.on_policy else batch.old_logps
+
+
+def make_policy_loss(config: Config) -> Callable[[Array, Array, Batch], Array]:
+    """`(logps, old_logps, batch) -> loss` of each token."""
+    given = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    clip = {name: value for name, value in given.items() if value is not None}
+    if config.loss == "reinforce":
+        return lambda logps, old, batch: losses.reinforce(logps, batch.advantages)
+    if config.loss == "gspo":
+        return functools.partial(gspo, clip)
+    loss = {
+        "ppo_clip": losses.ppo_clip,
+        "ppo_dual_clip": losses.ppo_dual_clip,
+        "cispo": losses.cispo,
+        "sapo": losses.sapo,
+    }[config.loss]
+    return lambda logps, old, batch: loss(logps, old, batch.advantages, **clip)
+
+
+def gspo(clip: dict[str, float], logps: Array, old: Array, batch: Batch) -> Array:
+    """GSPO token by token, which with weights of `sequence_mean` is GSPO."""
+    log_ratios = loss_weights.sequence_means(
+        jax.lax.stop_gradient(logps - old), batch.completion_mask, batch.segment_ids
+    )
+    return losses.gspo_token(logps, log_ratios, batch.advantages, **clip)
+
+
+def kl_term(config: Config, scores: logps.TokenScores, batch: Batch) -> Array:
+    """The KL estimate of each token, with the gradient that its name stands for."""
+    if config.kl == "k3_weighted":
+        old = old_logps(config, scores, batch)
+        return losses.kl_k3_weighted(scores.logps, old, batch.ref_logps)
+    estimate = {"k2": losses.kl_k2, "k3": losses.kl_k3, "k3_plus": losses.kl_k3_plus}[config.kl]
+    return estimate(scores.logps, batch.ref_logps)
+
+
+def measures(config: Config, scores: logps.TokenScores, batch: Batch) -> dict[str, Array]:
+    """Sums over the tokens that are trained; `summary` divides them by their number."""
+    old = old_logps(config, scores, batch)
+    clip = {"clip_low": config.clip_low or 0.2, "clip_high": config.clip_high or 0.2}
+    clipped = metrics.clipped(scores.logps, old, batch.advantages, **clip)
+    per_token = {
+        "tokens": jnp.ones_like(scores.logps),
+        "entropy": scores.entropies,
+        "clip_ratio/low_mean": jnp.where(batch.advantages < 0, clipped, 0.0),
+        "clip_ratio/high_mean": jnp.where(batch.advantages > 0, clipped, 0.0),
+        "clip_ratio/region_mean": clipped,
+        "approx_kl": metrics.approx_kl(scores.logps, old),
+    }
+    if config.kl_coef:
+        per_token["kl"] = losses.kl_k3(scores.logps, batch.ref_logps)
+    trained = batch.loss_weights != 0
+    return {name: jnp.sum(jnp.where(trained, x, 0.0)) for name, x in per_token.items()}
+
+
+def make_batch(
+    config: Config, found: Experience, rows: experience.Rows, old: Array, ref: Array | None
+) -> Batch:
+    """Advantages from rewards, and which tokens are trained."""
+    trained = ~np.isnan(found.rewards)
+    if config.mask_truncated:
+        trained &= ~found.truncated
+    weights = rows.loss_weights * trained.reshape(-1, 1)
+    return Batch(
+        **{**rows._asdict(), "loss_weights": weights},
+        advantages=token_advantages(config, found, rows.completion_mask),
+        old_logps=old,
+        ref_logps=ref,
+    )
+
+
+def token_advantages(config: Config, found: Experience, mask: Any) -> Array:
+    """[B, T]: each completion's advantage at its tokens, of the shaped rewards."""
+    values, lengths, mask = (
+        jnp.asarray(found.rewards),
+        jnp.asarray(found.lengths),
+        jnp.asarray(mask),
+    )
+    if config.overlong_margin:
+        most = config.rollout.max_new_tokens
+        values += advantages.overlong_penalty(
+            lengths, max_length=most, margin=config.overlong_margin
+        )
+    if config.advantage == "reinforce_plus_plus_baseline":
+        return advantages.reinforce_plus_plus_baseline(values, mask)
+    if config.advantage == "optimal_baseline":
+        return advantages.per_token(advantages.optimal_baseline(values, lengths), mask)
+    return advantages.per_token(GROUPED[config.advantage](values), mask)
+
+
+def weighted(config: Config, batch: Batch) -> Batch:
+    """Fixes the weights over the whole update, before it is split."""
+    chosen = batch.loss_weights
+    if config.aggregation == "fixed_length":
+        length, rows = config.rollout.max_new_tokens, chosen.shape[0]
+        weights = loss_weights.fixed_length(chosen, length, rows)
+    else:
+        weights = {
+            "sequence_mean": loss_weights.sequence_mean,
+            "token_mean": loss_weights.token_mean,
+            "sequence_sum_mean": loss_weights.sequence_sum_mean,
+        }[config.aggregation](chosen)
+    if config.importance != "none":
+        factor = {
+            "truncated": loss_weights.truncated_importance,
+            "banded": loss_weights.banded_importance,
+        }[config.importance](batch.old_logps, batch.sampler_logps)
+        weights *= factor
+    return batch._replace(loss_weights=weights)
+
+
+def make_update(
+    config: Config,
+    policy: setup.Policy,
+    optimizer: optax.GradientTransformation,
+) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
+    """The jitted update; the state's buffers are donated."""
+    step = train_step.make_train_step(
+        make_objective(config, policy.model),
+        optimizer,
+        microbatches=config.microbatches,
+        trainable=policy.trainable,
+    )
+    return jax.jit(lambda state, batch: step(state, weighted(config, batch)), donate_argnums=0)
+
+
+def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
+    """What is logged of a rollout's updates: the mean loss, and ratios of sums over all."""
+    total = jax.tree.map(lambda *each: sum(each), *sums)
+    count, tokens = len(sums), total.pop("tokens")
+    out = {"loss": total.pop("loss") / count, "grad_norm": total.pop("grad_norm") / count}
+    return out | {name: metrics.ratio(value, tokens) for name, value in total.items()}
+
+
+def rollout_of(
+    config: Config,
+    policy: setup.Policy,
+    params: Params,
+    data: prompt_data.PromptStream,
+    key: Array,
+    scorer: rewards.Scorer,
+    watch: writer.Stopwatch,
+) -> tuple[Experience, dict[str, float]]:
+    """A rollout's experience; with dynamic sampling, of prompts that are solved now and then.
+
+    Raises:
+      ValueError: after all refills no group has both right and wrong completions.
+    """
+    found = experience.collect(
+        policy, params, data.take(config.rollout.prompts), key, config.rollout, scorer, watch
+    )
+    if not config.dynamic_sampling:
+        return found, {}
+    seen, kept = found, found.groups(mixed(config, found))
+    for refill in range(1, config.refills + 1):
+        if len(kept.prompts) >= config.rollout.prompts:
+            break
+        more = experience.collect(
+            policy,
+            params,
+            data.take(config.rollout.prompts),
+            jax.random.fold_in(key, refill),
+            config.rollout,
+            scorer,
+            watch,
+        )
+        seen = experience.join([seen, more])
+        kept = experience.join([kept, more.groups(mixed(config, more))])
+    return filled(config, seen, kept)
+
+
+def mixed(config: Config, found: Experience) -> list[int]:
+    """The prompts of which some completions are correct and some are not."""
+    correct = jnp.asarray(found.rewards >= config.eval.correct)
+    chosen = advantages.mixed_groups(correct, jnp.asarray(~np.isnan(found.rewards)))
+    return np.flatnonzero(np.asarray(chosen)).tolist()
+
+
+def filled(
+    config: Config, seen: Experience, kept: Experience
+) -> tuple[Experience, dict[str, float]]:
+    """As many prompts as a rollout has: those kept, and where they are too few, others.
+
+    The others have equal rewards, so that their advantages are 0.
+    """
+    if not kept.prompts:
+        raise ValueError(
+            f"dynamic_sampling: of {len(seen.prompts)} prompts none has both right and wrong "
+            "completions; use easier or harder prompts, more rollout.completions, or leave it out"
+        )
+    wanted = config.rollout.prompts
+    others = [p for p in range(len(seen.prompts)) if p not in set(mixed(config, seen))]
+    missing = max(wanted - len(kept.prompts), 0)
+    counts = {
+        "dynamic/sampled": float(len(seen.prompts)),
+        "dynamic/equal": float(len(others)),
+        "dynamic/left_over": float(max(len(kept.prompts) - wanted, 0)),
+        "dynamic/filled": float(missing),
+    }
+    whole = kept.groups(range(min(wanted, len(kept.prompts))))
+    return experience.join([whole, seen.groups(others[:missing])]) if missing else whole, counts
+
+
+def train(config: Config) -> int:
+    """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
+    resolved = configs.to_dict(config)
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(
+            runs.open_run(
+                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
+            )
+        )
+        if run.finished:
+            return run.exit_code
+        key = jax.random.key(config.seed)
+        policy = setup.load_policy(config.model, key)
+        optimizer, schedule = optimizers.make_optimizer(config.optimizer, config.updates)
+        state = train_step.init_state(policy.params, optimizer, trainable=policy.trainable)
+        fitting = experience.that_fit(config.data, config.rollout, policy.model)
+        data = prompt_data.PromptStream(fitting, policy.tokenizer, seed=config.seed)
+        stack.callback(data.close)
+        scorer = stack.enter_context(rewards.Scorer(config.reward))
+        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
+        reference = experience.starting_point(policy) if config.kl_coef else None
+        start, state, counters = experience.resume(run, saver, state, policy.trainable, data)
+        print(*data.summary, sep="\n")
+        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
+        update = make_update(config, policy, optimizer)
+        score = experience.make_scores(policy.model, config.rollout, config.microbatches)
+        evaluate = accuracy.make_evaluation(config, policy, scorer, out)
+        meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
+
+        if start == 0:
+            out.write(0, evaluate(0, state.params))
+        for step in range(start + 1, config.steps + 1):
+            here = jax.random.fold_in(key, step)
+            found, counts = rollout_of(config, policy, state.params, data, here, scorer, watch)
+            rows = experience.rows_of(found)
+            out.write(step, {**experience.summary(found), **counts, "epoch": data.epoch})
+            with watch.part("logps"):
+                old, ref = rows.sampler_logps, None
+                if not config.on_policy or step % config.check_every == 1:
+                    old = score(state.params, rows)
+                    out.write(step, experience.agreement(old, rows))
+                if reference is not None:
+                    frozen = train_step.merge(reference, state.params, policy.trainable)
+                    ref = score(frozen, rows)
+                jax.block_until_ready((old, ref))
+            batch = make_batch(config, found, rows, old, ref)
+            out.samples(step, experience.records(found, batch.advantages, config.samples))
+            with watch.part("update"):
+                sums = []
+                rate = schedule(state.step)
+                for epoch in range(config.epochs):
+                    order = jax.random.fold_in(here, epoch)
+                    for part in experience.minibatches(len(rows.inputs), config.minibatches, order):
+                        state, measured = update(state, experience.take(batch, part))
+                        sums.append(measured)
+                jax.block_until_ready(state.step)
+            measured = {**summary(sums), "learning_rate": rate}
+            setup.check(out.write(step, measured))
+            out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
+            stopping, scores = run.should_stop(step), {}
+            with meter.pause():
+                if config.eval.due(step, config.steps):
+                    scores = evaluate(step, state.params)
+                    out.write(step, scores)
+                out.write(step, watch.lap())
+                if saver.due(step) or stopping or step == config.steps:
+                    setup.check(out.flush())
+                    position = {"data": data.get_state(), "counters": meter.state()}
+                    kept = setup.saved_part(state, policy.trainable)
+                    saver.save(step, kept, position, resolved, scores)
+                saver.check()
+            if stopping:
+                return run.exit_code
+        saver.wait()
+        setup.export(run.folder, policy, state.params, config.model.path)
+        run.finish(config.steps)
+        return run.exit_code

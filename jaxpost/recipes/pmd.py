@@ -1,0 +1,355 @@
+"""Policy mirror descent: each rollout poses a regression whose solution is the improved policy.
+
+The policy that sampled the rollout is π_old; with l = log π/π_old of a whole completion and A its
+centred reward, `epochs` · `minibatches` updates descend (A − τ l)² / 2τ (Kimi k1.5, arXiv
+2501.12599, eq. 3; K2, arXiv 2507.20534). There is no clip, no value network and no importance
+weight, and the optimizer starts anew with each rollout, since the objective is a new one.
+
+Departures: 1. the square is divided by 2τ, so that τ does not scale the step; 2. τ is not disclosed
+in the reports, ours is 0.1; 3. `per_length` divides a completion's loss by its length, which the
+reports do not.
+
+    jaxpost train configs/pmd_quickstart.yaml
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpost import (
+    advantages,
+    checkpoint,
+    logps,
+    losses,
+    metrics,
+    optimizers,
+    rewards,
+    runs,
+    train_step,
+    writer,
+)
+from jaxpost import config as configs
+from jaxpost.checkpoint import CheckpointConfig
+from jaxpost.data import prompts as prompt_data
+from jaxpost.models.model import Model
+from jaxpost.options import check_ranges, option
+from jaxpost.recipes import accuracy, experience, setup
+from jaxpost.recipes.experience import Experience
+from jaxpost.typing import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Policy mirror descent with a reward function."""
+
+    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
+    model: setup.ModelConfig = option(help="the policy to train")
+    data: prompt_data.PromptConfig = option(help="prompts, and what the reward reads of them")
+    reward: rewards.RewardConfig = option(help="what judges a completion")
+    rollout: experience.RolloutConfig = option(experience.RolloutConfig(), "sampling")
+    optimizer: optimizers.OptimizerConfig = option(
+        optimizers.OptimizerConfig(learning_rate=1e-6, schedule="constant"), "the optimizer"
+    )
+    steps: int = option(200, "how long to train", "rollouts", least=1)
+    epochs: int = option(1, "passes over each rollout", least=1)
+    minibatches: int = option(4, "updates of a pass, over as many parts of the rollout", least=1)
+    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
+    tau: float = option(0.1, "weight of staying near the policy that sampled", above=0)
+    loss: Literal["pmd", "mirror_descent"] = option(
+        "pmd", "pmd: regression; mirror_descent: the step itself, with importance weights"
+    )
+    baseline: Literal["mean", "leave_one_out", "partition", "leave_one_out_partition"] = option(
+        "mean", "what is taken off a reward: of the group, of its others, or tau · log mean exp"
+    )
+    per_length: bool = option(False, "divide a completion's loss by its tokens")
+    length_weight: float = option(
+        0.0, "weight of k1.5's length reward, shorter right answers first; 0: none", least=0
+    )
+    length_after: int = option(0, "rollouts before the length reward counts", least=0)
+    choose: Literal["shuffled", "prioritised"] = option(
+        "shuffled", "prioritised: a prompt is drawn with probability ∝ 1 - its success rate"
+    )
+    curriculum: str | None = option(
+        None, "column that holds a prompt's difficulty, a number; easy ones first"
+    )
+    curriculum_steps: int = option(0, "rollouts until all prompts are in", "rollouts", least=0)
+    reset_optimizer: bool = option(True, "start the optimizer anew with each rollout")
+    check_every: int = option(
+        50, "report how far the sampler's log-probabilities are off", "rollouts", least=1
+    )
+    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
+    seed: int = option(0, "of everything random", least=0)
+    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
+    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
+    resume_anyway: bool = option(False, "resume although the configuration was changed")
+
+    def __post_init__(self):
+        check_ranges(self)
+        optimizers.check_warmup(self.optimizer, self.updates)
+        train_step.check_microbatches(self.rollout.rows, self.minibatches)
+        train_step.check_microbatches(self.rollout.rows // self.minibatches, self.microbatches)
+        if self.rollout.completions < 2:
+            raise ValueError(
+                "rollout.completions is 1: a group of one has no baseline; sample 2 or more"
+            )
+        if (self.curriculum is None) != (self.curriculum_steps == 0):
+            raise ValueError("curriculum and curriculum_steps are set together, or neither")
+        if self.length_after and not self.length_weight:
+            raise ValueError("length_after is for length_weight above 0")
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the run."""
+        return self.steps * self.epochs * self.minibatches
+
+
+class Batch(NamedTuple):
+    """Completions as rows [B, T]; the last three are one number a completion [B].
+
+    `old_logps` are sums over the completion. `loss_weights` are 1 for completions to train on,
+    until `make_update` fixes them over its update.
+    """
+
+    inputs: Any
+    targets: Any
+    completion_mask: Any
+    segment_ids: Any
+    positions: Any
+    advantages: Any
+    old_logps: Any
+    loss_weights: Any
+
+
+def make_objective(config: Config, model: Model) -> train_step.Objective:
+    """`(params, batch) -> (loss, metrics)`, sums over the completions given."""
+    loss_of = {"pmd": losses.pmd, "mirror_descent": losses.mirror_descent}[config.loss]
+
+    def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        scores = logps.token_scores(
+            model, params, batch, entropies=True, **config.rollout.distribution()
+        )
+        new = jnp.sum(scores.logps, axis=1)
+        loss = loss_of(new, batch.old_logps, batch.advantages, tau=config.tau)
+        return jnp.sum(batch.loss_weights * loss), measures(scores, new, batch)
+
+    return objective
+
+
+def measures(scores: logps.TokenScores, new: Array, batch: Batch) -> dict[str, Array]:
+    """Sums over completions and tokens that are trained; `summary` divides them."""
+    trained = batch.loss_weights != 0
+    tokens = jnp.where(trained, jnp.sum(batch.completion_mask, axis=1), 0)
+    moved = jnp.where(trained, new - batch.old_logps, 0.0)
+    out = {
+        "sequences": jnp.sum(trained, dtype=jnp.float32),
+        "tokens": jnp.sum(tokens, dtype=jnp.float32),
+        "entropy": jnp.sum(jnp.where(trained[:, None], scores.entropies, 0.0)),
+        "log_ratio": jnp.sum(moved),
+        "squared_log_ratio": jnp.sum(jnp.square(moved)),
+    }
+    return jax.lax.stop_gradient(out)
+
+
+def make_batch(
+    config: Config, step: int, found: Experience, rows: experience.Rows, old: Array
+) -> Batch:
+    """Centred rewards, and which completions are trained on."""
+    fields = rows._asdict()
+    kept = {name: fields[name] for name in Batch._fields if name in fields}
+    kept["loss_weights"] = ~np.isnan(found.rewards).reshape(-1)
+    centred = centred_rewards(config, step, found)
+    return Batch(**kept, advantages=centred.reshape(-1), old_logps=jnp.sum(old, axis=1))
+
+
+def centred_rewards(config: Config, step: int, found: Experience) -> Array:
+    """[P, G]: rewards, the length reward included once it counts, less their baseline."""
+    values = jnp.asarray(found.rewards)
+    if config.length_weight and step > config.length_after:
+        correct = values >= config.eval.correct
+        values += config.length_weight * advantages.length_rewards(
+            jnp.asarray(found.lengths), correct
+        )
+    if config.baseline == "mean":
+        return advantages.group_centered(values)
+    if config.baseline == "leave_one_out":
+        return advantages.leave_one_out(values)
+    if config.baseline == "partition":
+        return advantages.partition_centered(values, tau=config.tau)
+    return advantages.leave_one_out_partition(values, tau=config.tau)
+
+
+def weighted(config: Config, batch: Batch) -> Batch:
+    """Fixes the weights over the whole update: a mean over its completions."""
+    chosen = batch.loss_weights.astype(jnp.float32)
+    count = jnp.maximum(jnp.sum(chosen), 1.0)
+    if config.per_length:
+        chosen /= jnp.maximum(jnp.sum(batch.completion_mask, axis=1), 1)
+    return batch._replace(loss_weights=chosen / count)
+
+
+def make_update(
+    config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
+) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
+    """The jitted update; the state's buffers are donated."""
+    step = train_step.make_train_step(
+        make_objective(config, policy.model),
+        optimizer,
+        microbatches=config.microbatches,
+        trainable=policy.trainable,
+    )
+    return jax.jit(lambda state, batch: step(state, weighted(config, batch)), donate_argnums=0)
+
+
+def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
+    """What is logged of a rollout's updates: the mean loss, and ratios of sums over all."""
+    total = jax.tree.map(lambda *each: sum(each), *sums)
+    return {
+        "loss": total["loss"] / len(sums),
+        "grad_norm": total["grad_norm"] / len(sums),
+        "entropy": metrics.ratio(total["entropy"], total["tokens"]),
+        "log_ratio": metrics.ratio(total["log_ratio"], total["sequences"]),
+        "squared_log_ratio": metrics.ratio(total["squared_log_ratio"], total["sequences"]),
+    }
+
+
+class Success:
+    """How often each prompt was solved, of the times that it was asked."""
+
+    def __init__(self, rows: int):
+        self.solved, self.asked = np.zeros(rows), np.zeros(rows)
+
+    def add(self, found: Experience, correct: float) -> None:
+        for prompt, values in zip(found.prompts, found.rewards, strict=True):
+            self.solved[prompt.row] += np.sum(values >= correct)
+            self.asked[prompt.row] += np.sum(~np.isnan(values))
+
+    def rates(self) -> np.ndarray:
+        """[rows]; 0 for a prompt that was not asked yet, so that it is asked."""
+        return self.solved / np.maximum(self.asked, 1)
+
+    def get_state(self) -> dict[str, list[float]]:
+        return {"solved": self.solved.tolist(), "asked": self.asked.tolist()}
+
+    def set_state(self, state: dict[str, list[float]]) -> None:
+        self.solved, self.asked = np.array(state["solved"]), np.array(state["asked"])
+
+
+class Chooser:
+    """The prompts of each rollout, by the data's order, by priority or by difficulty."""
+
+    def __init__(self, config: Config, data: prompt_data.PromptStream):
+        self._config, self._data = config, data
+        self._success = Success(data.rows)
+        self._order: np.ndarray | None = None
+        if config.curriculum is not None:
+            self._order = np.argsort(data.column(config.curriculum), kind="stable")
+
+    def take(self, step: int) -> list[prompt_data.Prompt]:
+        """The prompts of the rollout of this step."""
+        count = self._config.rollout.prompts
+        if self._config.choose == "shuffled" and self._order is None:
+            return self._data.take(count)
+        weights = np.ones(self._data.rows)
+        if self._config.choose == "prioritised":
+            weights = np.asarray(
+                advantages.prompt_priorities(jnp.asarray(self._success.rates())), np.float64
+            )
+        if self._order is not None:
+            share = min(step / self._config.curriculum_steps, 1.0)
+            open_rows = max(int(share * self._data.rows), min(count, self._data.rows))
+            weights[self._order[open_rows:]] = 0.0
+        return self._data.draw(count, weights, step)
+
+    def learn(self, found: Experience) -> None:
+        self._success.add(found, self._config.eval.correct)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"data": self._data.get_state(), "success": self._success.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._data.set_state(state["data"])
+        self._success.set_state(state["success"])
+
+
+def train(config: Config) -> int:
+    """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
+    resolved = configs.to_dict(config)
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(
+            runs.open_run(
+                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
+            )
+        )
+        if run.finished:
+            return run.exit_code
+        key = jax.random.key(config.seed)
+        policy = setup.load_policy(config.model, key)
+        optimizer, schedule = optimizers.make_optimizer(config.optimizer, config.updates)
+        state = train_step.init_state(policy.params, optimizer, trainable=policy.trainable)
+        fitting = experience.that_fit(config.data, config.rollout, policy.model)
+        data = prompt_data.PromptStream(fitting, policy.tokenizer, seed=config.seed)
+        stack.callback(data.close)
+        chooser = Chooser(config, data)
+        scorer = stack.enter_context(rewards.Scorer(config.reward))
+        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
+        start, state, counters = experience.resume(run, saver, state, policy.trainable, chooser)
+        print(*data.summary, sep="\n")
+        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
+        update = make_update(config, policy, optimizer)
+        score = experience.make_scores(policy.model, config.rollout, config.microbatches)
+        evaluate = accuracy.make_evaluation(config, policy, scorer, out)
+        meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
+
+        if start == 0:
+            out.write(0, evaluate(0, state.params))
+        for step in range(start + 1, config.steps + 1):
+            here = jax.random.fold_in(key, step)
+            found = experience.collect(
+                policy, state.params, chooser.take(step), here, config.rollout, scorer, watch
+            )
+            chooser.learn(found)
+            rows = experience.rows_of(found)
+            out.write(step, {**experience.summary(found), "epoch": data.epoch})
+            with watch.part("logps"):
+                old = jax.block_until_ready(score(state.params, rows))
+            if step % config.check_every == 1:
+                out.write(step, experience.agreement(old, rows))
+            batch = make_batch(config, step, found, rows, old)
+            out.samples(step, experience.records(found, batch.advantages[:, None], config.samples))
+            with watch.part("update"):
+                sums, rate = [], schedule(state.step)
+                if config.reset_optimizer:
+                    state = experience.restarted(state, optimizer, policy.trainable)
+                for epoch in range(config.epochs):
+                    order = jax.random.fold_in(here, epoch)
+                    for part in experience.minibatches(len(rows.inputs), config.minibatches, order):
+                        state, measured = update(state, experience.take(batch, part))
+                        sums.append(measured)
+                jax.block_until_ready(state.step)
+            setup.check(out.write(step, {**summary(sums), "learning_rate": rate}))
+            out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
+            stopping, scores = run.should_stop(step), {}
+            with meter.pause():
+                if config.eval.due(step, config.steps):
+                    scores = evaluate(step, state.params)
+                    out.write(step, scores)
+                out.write(step, watch.lap())
+                if saver.due(step) or stopping or step == config.steps:
+                    setup.check(out.flush())
+                    position = {"data": chooser.get_state(), "counters": meter.state()}
+                    kept = setup.saved_part(state, policy.trainable)
+                    saver.save(step, kept, position, resolved, scores)
+                saver.check()
+            if stopping:
+                return run.exit_code
+        saver.wait()
+        setup.export(run.folder, policy, state.params, config.model.path)
+        run.finish(config.steps)
+        return run.exit_code
