@@ -44,3 +44,10 @@ class Scored(NamedTuple):
     parts: Mapping[str, float]
     reason: str
     failure: str | None
+
+
+class InfrastructureError(Exception):
+    """Raise it in a reward where not the completion is at fault: a service is down, a tool missing.
+
+    The sample is masked and counted as "infrastructure".
+    """

@@ -1,0 +1,25 @@
+"""Rewards: what judges a completion, and the processes in which it does.
+
+A reward is `(completion, example) -> float | None | Score`; `signatures` has the other forms that
+are taken as they are. Parts: `score` (what is asked and answered), `config`, `scorer` (submit,
+result), `workers` and `worker` (the trainer's and the process's side), `resolve` (import paths),
+`gold` (the right answer of a row), `combine` (rewards of several sources), `sandbox`; verifiers:
+`math`, `exact`, `formats`, `code`, `theorems`, `gym` and others.
+"""
+
+from jaxpost.rewards.config import Part, RewardConfig
+from jaxpost.rewards.score import InfrastructureError, Item, Score, Scored
+from jaxpost.rewards.scorer import Pending, Scorer
+from jaxpost.rewards.workers import RewardError
+
+__all__ = [
+    "InfrastructureError",
+    "Item",
+    "Part",
+    "Pending",
+    "RewardConfig",
+    "RewardError",
+    "Score",
+    "Scored",
+    "Scorer",
+]
