@@ -1,14 +1,17 @@
 """Speed: wall-clock time to tokens/s and model FLOP utilisation (MFU)."""
 
+import collections
 import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 log = logging.getLogger(__name__)
+
+WINDOW = 10  # updates that a speed is the mean of: single ones jump about
 
 # Lowering and compiling; tracing is left out, whose events lie within one another.
 _COMPILING = tuple(
@@ -16,13 +19,23 @@ _COMPILING = tuple(
 )
 
 
-class Meter:
-    """Turns the time between updates into `step_time`, `tokens_per_second` and `mfu`.
+class _Running(NamedTuple):
+    """An update that JAX computes in the background: its size, and arrays to wait for."""
 
-    The first update of a job holds the compilation, so it gives `compile_time` and no speed, and a
-    line of the log says how much of it was compiling. Time spent under `pause()` (evaluation,
-    saving) does not count. `num_tokens` and `epoch` go on over a restart if `state()` is saved and
-    given back as `counters`.
+    tokens: int
+    examples: int
+    result: Any
+
+
+class Meter:
+    """Turns the time between completed updates into `step_time`, `tokens_per_second` and `mfu`.
+
+    JAX computes in the background, so an update is timed when its arrays are there, at the next
+    call: a step's speed is that of the (up to ten) updates completed before. The first update of
+    a job holds the compilation, so it gives `compile_time` and no speed, and a line of the log says
+    how much of it was compiling. Time spent under `pause()` (evaluation, saving) does not count.
+    `num_tokens` and `epoch` go on over a restart if `state()` is saved and given back as
+    `counters`.
 
     Args:
       flops_per_token: of a training step, as `train_flops_per_token` gives, or a function of the
@@ -47,33 +60,58 @@ class Meter:
         self._tokens = int(counters["num_tokens"]) if counters else 0
         self._examples = int(counters["num_examples"]) if counters else 0
         self._first = True
+        self._running: _Running | None = None
+        self._done: collections.deque[tuple[float, _Running]] = collections.deque(maxlen=WINDOW)
         self._compiling = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
         self._since = clock()
 
-    def update(self, tokens: int, examples: int = 0, first: Any = None) -> dict[str, float | int]:
-        """The metrics of the update that just ended, over so many tokens and examples.
+    def update(self, tokens: int, examples: int = 0, result: Any = None) -> dict[str, float | int]:
+        """The metrics of an update over so many tokens and examples.
 
-        Of a job's first one, which JAX still computes, the arrays of `first` are waited for.
+        Give its arrays as `result` if they are still computed; without, it is over.
         """
-        if self._first:
-            jax.block_until_ready(first)
-        now = self._clock()
-        elapsed, self._since = now - self._since, now
         self._tokens += int(tokens)
         self._examples += int(examples)
         metrics: dict[str, float | int] = {"num_tokens": self._tokens}
         if self._per_epoch is not None:
             metrics["epoch"] = self._examples / self._per_epoch
         if self._first:
-            self._first = False
-            jax.monitoring.unregister_event_duration_listener(self._compiled)
-            log.info(
-                "first update after %.1f s, of which %.1f s compiling", elapsed, self._compiling
-            )
-            return {**metrics, "compile_time": elapsed}
-        speed = tokens / elapsed if elapsed > 0 else 0.0
-        metrics |= {"step_time": elapsed, "tokens_per_second": speed}
+            return {**metrics, "compile_time": self._first_update(result)}
+        self._complete()
+        self._running = _Running(int(tokens), int(examples), result)
+        if result is None:
+            self._complete()
+        return {**metrics, **self._speed()}
+
+    def _first_update(self, result: Any) -> float:
+        jax.block_until_ready(result)
+        self._first = False
+        now = self._clock()
+        elapsed, self._since = now - self._since, now
+        jax.monitoring.unregister_event_duration_listener(self._compiled)
+        log.info("first update after %.1f s, of which %.1f s compiling", elapsed, self._compiling)
+        return elapsed
+
+    def _complete(self) -> None:
+        """Waits for the update that is computed, and takes its time."""
+        if self._running is None:
+            return
+        jax.block_until_ready(self._running.result)
+        now = self._clock()
+        # Without its arrays, which hold on to the device's memory.
+        self._done.append((now - self._since, self._running._replace(result=None)))
+        self._since, self._running = now, None
+
+    def _speed(self) -> dict[str, float]:
+        """The mean over the last completed updates."""
+        elapsed = sum(seconds for seconds, _ in self._done)
+        if elapsed <= 0:
+            return {}
+        tokens = sum(update.tokens for _, update in self._done)
+        examples = sum(update.examples for _, update in self._done)
+        speed = tokens / elapsed
+        metrics = {"step_time": elapsed / len(self._done), "tokens_per_second": speed}
         if self._flops is not None and self._peak is not None:
             flops = self._flops
             flops = flops(tokens / max(examples, 1)) if callable(flops) else flops
@@ -84,10 +122,12 @@ class Meter:
     def pause(self, after: Any = None) -> Iterator[None]:
         """Leave out the time spent in the body, once the arrays of `after` are computed.
 
-        Give the state as `after`: JAX computes in the background, and an update that the body would
-        have waited for is training time all the same.
+        Give the update's arrays as `after` where the body would wait for them: that is training
+        time all the same.
         """
-        jax.block_until_ready(after)
+        if after is not None:
+            jax.block_until_ready(after)
+            self._complete()
         start, compiling = self._clock(), self._compiling
         try:
             yield
