@@ -14,7 +14,8 @@ ESCAPED = "def escaped():\n    raise SystemExit('escaped')\n"
 def refused(attempt: str) -> str:
     """The attempt must raise OSError; then add correctly."""
     body = "\n".join(f"    {line}" for line in attempt.strip().splitlines())
-    return f"{ESCAPED}import os, ctypes, socket\ntry:\n{body}\nexcept OSError:\n    pass\nelse:\n    escaped()\n{ADD}"
+    start = f"{ESCAPED}import os, ctypes, socket\ntry:\n{body}\n"
+    return f"{start}except OSError:\n    pass\nelse:\n    escaped()\n{ADD}"
 
 
 def system_call(number: int, *arguments: str) -> str:
@@ -49,12 +50,14 @@ CALLS = {
         {"timeout", "memory"},
     ),
     "thread bomb": (
-        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
+        "import threading, time\n"
+        "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
         NO_PASS,
     ),
     "memory bomb": ("x = []\nwhile True: x.append(bytearray(1 << 24))", {"memory"}),
     "memory bomb by mmap": (
-        "import mmap\nkept = []\nwhile True:\n    m = mmap.mmap(-1, 1 << 24, flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n"
+        "import mmap\nkept = []\nwhile True:\n"
+        "    m = mmap.mmap(-1, 1 << 24, flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n"
         "    m.write(bytes(1 << 24)); kept.append(m)",
         NO_PASS,
     ),
@@ -90,12 +93,13 @@ CALLS = {
     ),
     "searches the heap for the answer": (
         "import gc\ndef add(a, b):\n    for one in gc.get_objects():\n"
-        "        if isinstance(one, dict) and 'outputs' in one: return one['outputs'][0]\n    return 7",
+        "        if isinstance(one, dict) and 'outputs' in one: return one['outputs'][0]\n"
+        "    return 7",
         {"wrong"},
     ),
     "looks for test files": (
-        "import os\nfound = []\nfor root, _, names in os.walk('/'):\n"
-        "    if root.startswith(('/proc', '/usr')) or 'lib/python' in root: continue\n"
+        "import os\nfound = []\nfor root, folders, names in os.walk('/'):\n"
+        "    folders[:] = [f for f in folders if f not in ('proc', 'usr', 'lib', 'share')]\n"
         "    found += [n for n in names if 'hostile_programs' in n or n.endswith('.jsonl')]\n"
         + ADD
         + "if found: raise SystemExit(str(found))",
@@ -115,7 +119,8 @@ CALLS = {
     "reads another box's scratch": (refused("os.listdir(HOST_TMP)"), PASS),
     "climbs out by /proc/1/root": (refused("open('/proc/1/root/etc/shadow').read()"), PASS),
     "opens inherited descriptors": (
-        ESCAPED + "import os\nfor n in range(3, 64):\n    try:\n        name = os.readlink(f'/proc/self/fd/{n}')\n"
+        ESCAPED + "import os\nfor n in range(3, 64):\n    try:\n"
+        "        name = os.readlink(f'/proc/self/fd/{n}')\n"
         "    except OSError: continue\n"
         "    if not name.startswith(('pipe:', '/proc', '/dev/null')): escaped()\n" + ADD,
         PASS,
@@ -125,9 +130,10 @@ CALLS = {
     "edits the harness": (refused("open(INSIDE + '/guest.py', 'a')"), PASS),
     "edits the interpreter": (refused("open(os.__file__, 'a')"), PASS),
     "fills the disk": (
-        ESCAPED + "import os\ntry:\n    for n in range(4000):\n        open(f'f{n}', 'wb').write(bytes(1 << 20))\n"
+        ESCAPED + "import os\ntry:\n    for n in range(4000):\n"
+        "        open(f'f{n}', 'wb').write(bytes(1 << 20))\n"
         "except OSError: pass\nelse: escaped()\n" + ADD,
-        {"pass", "timeout"},
+        {"pass", "timeout", "output-limit"},
     ),
     "one large file": (refused("open('f', 'wb').write(bytes(64 << 20))"), ANY),
     "TCP out": (refused("socket.create_connection(('1.1.1.1', 53), 1)"), PASS),
@@ -139,7 +145,8 @@ CALLS = {
     ),
     "vsock": (refused("socket.socket(40, 1)"), PASS),
     "netlink": (refused("socket.socket(16, 3)"), PASS),
-    "nested user namespace": (refused("os.unshare(0x10000000) if hasattr(os, 'unshare') else open('/nowhere')"), PASS),
+    "nested user namespace": (refused("os.unshare(0x10000000) if hasattr(os, 'unshare') else "
+        "open('/nowhere')"), PASS),
     "user namespace by unshare": (system_call(272, "0x10000000"), PASS),
     "user namespace by clone": (system_call(56, "0x10000011", "0", "0", "0", "0"), PASS),
     "clone3": (system_call(435, "0", "0"), PASS),
@@ -151,11 +158,13 @@ CALLS = {
     "userfaultfd": (system_call(323, "0"), PASS),
     "memfd": (system_call(319, "b'x'", "0"), PASS),
     "becomes root": (
-        ESCAPED + "import os\ntry:\n    os.setuid(0)\nexcept OSError: pass\nelse: escaped()\n" + ADD,
+        ESCAPED + "import os\ntry:\n    os.setuid(0)\nexcept OSError: pass\nelse: escaped()\n"
+        "" + ADD,
         PASS,
     ),
     "raises its own limits": (
-        ESCAPED + "import resource\ntry:\n    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))\n"
+        ESCAPED + "import resource\ntry:\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))\n"
         "except (ValueError, OSError): pass\nelse: escaped()\n" + ADD,
         PASS,
     ),
@@ -165,7 +174,8 @@ CALLS = {
         ANY,
     ),
     "kills its parent": (
-        "import os, signal\ntry: os.kill(os.getppid(), signal.SIGKILL)\nexcept OSError: pass\n" + ADD,
+        "import os, signal\ntry: os.kill(os.getppid(), signal.SIGKILL)\nexcept OSError: pass\n"
+        "" + ADD,
         ANY,
     ),
     "stops its group": (
@@ -174,7 +184,8 @@ CALLS = {
     ),
     "9**9**9": ("def add(a, b): return 9**9**9", {"timeout", "memory"}),
     "9**9**9 behind an alarm": (
-        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.alarm(1)\nx = 9**9**9",
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.alarm(1)\n"
+        "x = 9**9**9",
         {"timeout", "memory"},
     ),
     "a four-million-digit number as text": (
@@ -200,7 +211,8 @@ CALLS = {
         {"wrong"},
     ),
     "claims to be an int": (
-        "class Any:\n    __class__ = int\n    __eq__ = lambda *_: True\ndef add(a, b): return Any()",
+        "class Any:\n    __class__ = int\n    __eq__ = lambda *_: True\n"
+        "def add(a, b): return Any()",
         {"wrong"},
     ),
     "odd source encoding": ("# -*- coding: utf-7 -*-\n" + ADD, PASS),
@@ -211,13 +223,16 @@ CALLS = {
         {"runtime-error"},
     ),
     "forges records": (
-        WRONG + "import os\nfor n in range(3, 20):\n    try: os.write(n, b'{\"id\": 1, \"value\": 3}\\n' * 9)\n"
+        WRONG + "import os\nfor n in range(3, 20):\n"
+        "    try: os.write(n, b'{\"id\": 1, \"value\": 3}\\n' * 9)\n"
         "    except OSError: pass",
         {"violation"},
     ),
     "an extra record at the end": (
-        ADD + "import os\ndef extra(a, b, calls=[]):\n    calls.append(1)\n    if len(calls) == 3:\n"
-        "        for n in range(3, 20):\n            try: os.write(n, b'{}\\n')\n            except OSError: pass\n"
+        ADD + "import os\ndef extra(a, b, calls=[]):\n    calls.append(1)\n"
+        "    if len(calls) == 3:\n"
+        "        for n in range(3, 20):\n            try: os.write(n, b'{}\\n')\n"
+        "            except OSError: pass\n"
         "    return a + b\nadd = extra",
         {"violation"},
     ),
@@ -232,7 +247,8 @@ CALLS = {
     ),
     "replaces the harness": (
         "import sys\nfor name in list(sys.modules):\n    if 'inside' in name:\n"
-        "        for key in vars(sys.modules[name]):\n            sys.modules[name].__dict__[key] = None\n" + WRONG,
+        "        for key in vars(sys.modules[name]):\n"
+        "            sys.modules[name].__dict__[key] = None\n" + WRONG,
         NO_PASS,
     ),
     "patches assert": ("import builtins\nbuiltins.AssertionError = Warning\n" + WRONG, {"wrong"}),
@@ -241,7 +257,8 @@ CALLS = {
         "def add(a, b): raise Strange()",
         {"runtime-error"},
     ),
-    "returns itself for ever": ("def add(a, b):\n    x = []\n    x.append(x)\n    return x", NO_PASS),
+    "returns itself for ever": ("def add(a, b):\n    x = []\n    x.append(x)\n"
+        "    return x", NO_PASS),
     "closes its channel and loops": (
         "import os\nos.closerange(0, 64)\nwhile True: pass",
         {"timeout", "runtime-error"},
@@ -252,14 +269,17 @@ STREAMS = {
     "correct": ("print(sum(map(int, input().split())))", PASS),
     "prints a constant": ("print(7)", {"wrong"}),
     "prints and exits": ("import os\nprint(7, flush=True)\nos._exit(0)", {"wrong"}),
-    "right and then fails": ("print(sum(map(int, input().split())))\nraise SystemExit(1)", {"runtime-error"}),
-    "right and then prints more": ("print(sum(map(int, input().split())))\nprint('PASS')", {"wrong"}),
+    "right and then fails": ("print(sum(map(int, input().split())))\n"
+        "raise SystemExit(1)", {"runtime-error"}),
+    "right and then prints more": ("print(sum(map(int, input().split())))\n"
+        "print('PASS')", {"wrong"}),
     "reads twice": ("print(int(input()) + int(input()))", {"runtime-error"}),
     "prints for ever": ("while True: print('x' * 1000)", {"output-limit"}),
     "memory bomb": ("x = []\nwhile True: x.append(bytearray(1 << 24))", {"memory"}),
     "loops": ("while True: pass", {"timeout"}),
     "ends the box's parent": (
-        "import os, signal\ntry: os.kill(1, 9); os.kill(os.getppid(), 9)\nexcept OSError: pass\nprint(7)",
+        "import os, signal\ntry: os.kill(1, 9); os.kill(os.getppid(), 9)\nexcept OSError: pass\n"
+        "print(7)",
         {"wrong", "runtime-error"},
     ),
     "daemon that keeps the output open": (
@@ -279,16 +299,19 @@ ASSERTS = {
     "exit 0": ("import sys\nsys.exit(0)", {"runtime-error"}),
     "exits inside": ("import os\ndef add(a, b): os._exit(0)", {"runtime-error"}),
     "replaces assert's error": (
-        "import builtins\nbuiltins.AssertionError = Warning\nimport sys\nsys.settrace(None)\n" + WRONG,
+        "import builtins\nbuiltins.AssertionError = Warning\nimport sys\nsys.settrace(None)\n"
+        "" + WRONG,
         {"wrong"},
     ),
     "rewrites the tests in its memory": (
-        "import gc\nfor one in gc.get_objects():\n    if isinstance(one, list) and one and 'assert' in str(one[0])[:9]: one.clear()\n"
+        "import gc\nfor one in gc.get_objects():\n"
+        "    if isinstance(one, list) and one and 'assert' in str(one[0])[:9]: one.clear()\n"
         + WRONG,
         {"wrong"},
     ),
     "claims results of its own": (
-        WRONG + "import os\nfor n in range(3, 20):\n    try: os.write(n, b'{\"result\": [0, \"pass\", \"\"]}\\n{\"done\": 3}\\n')\n"
+        WRONG + "import os\nfor n in range(3, 20):\n"
+        "    try: os.write(n, b'{\"result\": [0, \"pass\", \"\"]}\\n{\"done\": 3}\\n')\n"
         "    except OSError: pass",
         {"violation"},
     ),

@@ -51,20 +51,27 @@ def streams(
 ) -> Iterator[Verdict]:
     """A box for each test. Time is for all: after the first that runs out none is started."""
     stopped = None
-    files = {"solution.py": source.encode(errors="replace")}
     for given, wanted in asked.pairs:
-        room = dataclasses.replace(
-            limits, output_bytes=max(limits.output_bytes, 2 * len(wanted.encode()))
-        )
-        if stopped is None:
-            argv, stdin = ["-m", "inside.script"], given.encode()
-            outcome = sandbox.run(argv, files=files, stdin=stdin, limits=room, level=level)
-            verdict = ended(outcome)
-            if outcome.kind == "exit" and outcome.returncode == 0:
-                right = compare.printed(outcome.stdout.decode(errors="replace"), wanted)
-                verdict = Verdict("pass" if right else "wrong")
-            stopped = verdict if verdict.reason == "timeout" else None
+        verdict = stopped or streamed(source, given, wanted, limits, level)
+        stopped = verdict if verdict.reason == "timeout" else None
         yield verdict
+
+
+def streamed(
+    source: str, given: str, wanted: str, limits: sandbox.Limits, level: str | None
+) -> Verdict:
+    room = max(limits.output_bytes, 2 * len(wanted.encode()))
+    outcome = sandbox.run(
+        ["-m", "inside.script"],
+        files={"solution.py": source.encode(errors="replace")},
+        stdin=given.encode(),
+        limits=dataclasses.replace(limits, output_bytes=room),
+        level=level,
+    )
+    if outcome.kind == "exit" and outcome.returncode == 0:
+        right = compare.printed(outcome.stdout.decode(errors="replace"), wanted)
+        return Verdict("pass" if right else "wrong")
+    return ended(outcome)
 
 
 def ended(outcome: sandbox.Outcome) -> Verdict:

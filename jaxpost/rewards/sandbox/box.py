@@ -40,11 +40,13 @@ class Level(NamedTuple):
 class Command(NamedTuple):
     """What to start, with no descriptor but 0, 1 and 2, and with this environment only.
 
-    A bubblewrap box dies with the thread that started it: start it from one that stays.
+    A bubblewrap box dies with the thread that started it: start it from one that stays. Another
+    box is ended by SIGTERM, which it passes on; `scratch` is its folder on the host.
     """
 
     argv: list[str]
     env: dict[str, str]
+    scratch: str = ""
 
 
 def make(
@@ -81,7 +83,7 @@ def make(
     env = {**ENVIRONMENT, "HOME": scratch, "TMPDIR": "/tmp" if walled else scratch}
     program = [sys.executable, "-sSP", "-c", BOOT, home, json.dumps(spec), *argv]
     if not walled:
-        return Command(program, env)
+        return Command(program, env, scratch)
     mounts = bubblewrap(paths, own, limits.scratch_bytes, user is not None)
     settings = [word for name, value in env.items() for word in ("--setenv", name, value)]
     return Command([level.binary, *mounts, "--chdir", scratch, *settings, "--", *program], {})

@@ -1,7 +1,6 @@
 """Boxes seen from outside: started by the supervisor, talked to by pipes, read up to a limit."""
 
 import base64
-import contextlib
 import json
 import os
 import pathlib
@@ -79,6 +78,7 @@ class Box:
         self.started = time.monotonic()
         self.stdout, self.stderr = bytearray(), bytearray()
         self.entered = self.overflow = False
+        self.outcome: Outcome | None = None
         self.unsent, self.last = bytearray(), False
         self.result, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         (read_in, self.stdin), (out, write_out), (err, write_err) = os.pipe(), os.pipe(), os.pipe()
@@ -94,6 +94,8 @@ class Box:
             "seconds": limits.seconds,
             "memory": limits.memory,
             "gentle": level.kind != "bwrap",
+            "scratch": command.scratch,
+            "scratch_bytes": limits.scratch_bytes,
         }
         given = [read_in, write_out, write_err, theirs.fileno()]
         try:
@@ -178,7 +180,12 @@ class Box:
         return self.close()
 
     def close(self) -> Outcome:
-        """Ends the program if it still runs, and says how it ended."""
+        """Ends the program if it still runs, and says how it ended. Closing again does nothing."""
+        if self.outcome is None:
+            self.outcome = self.end()
+        return self.outcome
+
+    def end(self) -> Outcome:
         self.close_stdin()
         done = not self.streams
         for descriptor in self.streams:
@@ -213,7 +220,7 @@ class Box:
         code, ended_by = report["code"], report["ended_by"]
         if report["error"] or (not self.entered and not ended_by):
             return outcome("infrastructure", code, report["error"] or "the box did not start")
-        if ended_by in ("timeout", "memory"):
+        if ended_by in ("timeout", "memory", "output"):
             return outcome(ended_by)
         if self.overflow:
             return outcome("output")
@@ -238,12 +245,3 @@ def start(
     opened = Box(level, command, limits)
     opened.send(header)
     return opened
-
-
-@contextlib.contextmanager
-def opened(one: Box):
-    try:
-        yield one
-    finally:
-        if one.result.fileno() >= 0:
-            one.close()

@@ -30,6 +30,7 @@ class Job:
         self.deadline = float("inf") if seconds is None else self.started + seconds
         self.memory = task["memory"] or float("inf")
         self.gentle = task["gentle"]
+        self.scratch, self.scratch_bytes = task["scratch"], task["scratch_bytes"]
         self.watched = False
         self.ended_by = ""
         self.error = ""
@@ -55,6 +56,8 @@ class Job:
             self.end("timeout")
         elif resident(self.pid) > self.memory:
             self.end("memory")
+        elif self.scratch and held(self.scratch, self.scratch_bytes) > self.scratch_bytes:
+            self.end("output")
 
     def report(self, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -100,6 +103,18 @@ def resident(root: int) -> int:
     return total
 
 
+def held(folder: str, most: int) -> int:
+    """Bytes in the files below a folder, counted no further than needed; an entry counts as 512."""
+    total, waiting = 0, [folder]
+    while waiting and total <= most:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                total += 512 + entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return total
+
+
 def list_threads(pid: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/task")
@@ -109,7 +124,7 @@ def list_threads(pid: int) -> list[str]:
 
 def accept(requests: socket.socket, jobs: dict[int, Job], chosen: selectors.BaseSelector) -> bool:
     """Starts the next job; False when the process that asks has gone."""
-    message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+    message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
     if not message:
         return False
     job = Job(json.loads(message), descriptors)
@@ -136,14 +151,20 @@ def collect(jobs: dict[int, Job], chosen: selectors.BaseSelector) -> None:
             job.report(status)
 
 
+def sweep(jobs: dict[int, Job]) -> None:
+    """Kills what a box that had to be killed left to this process."""
+    for pid in map(int, read(f"/proc/self/task/{os.getpid()}/children").split()):
+        if pid not in jobs:
+            os.kill(pid, signal.SIGKILL)
+
+
 def forget(job: Job, chosen: selectors.BaseSelector) -> None:
     if job.watched:
         chosen.unregister(job.result)
     job.watched = False
 
 
-def serve(requests: socket.socket, wakeup: socket.socket, owner: int) -> None:
-    jobs: dict[int, Job] = {}
+def serve(requests: socket.socket, wakeup: socket.socket, owner: int, jobs: dict[int, Job]) -> None:
     chosen = selectors.DefaultSelector()
     chosen.register(requests, selectors.EVENT_READ)
     chosen.register(wakeup, selectors.EVENT_READ)
@@ -161,8 +182,24 @@ def serve(requests: socket.socket, wakeup: socket.socket, owner: int) -> None:
         collect(jobs, chosen)
         if time.monotonic() - looked >= TICK:
             looked = time.monotonic()
+            sweep(jobs)
             for job in jobs.values():
                 job.look()
+
+
+def leave(jobs: dict[int, Job]) -> None:
+    """Ends all that still runs, and waits for it: not every system's first process does."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                jobs.pop(pid, None)
+            sweep(jobs)
+            for job in jobs.values():
+                job.end("asked")
+            time.sleep(0.01)
+            continue
+        return
 
 
 def main() -> None:
@@ -174,7 +211,11 @@ def main() -> None:
     wakeup, woken = socket.socketpair()
     woken.setblocking(False)
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    serve(socket.socket(fileno=os.dup(0)), wakeup, owner)
+    jobs: dict[int, Job] = {}
+    try:
+        serve(socket.socket(fileno=os.dup(0)), wakeup, owner, jobs)
+    finally:
+        leave(jobs)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pipe to the outside, taken away from the program's own stdin and stdout: a line is a record."""
+"""The pipe to the outside, no longer the program's own stdin and stdout; a line is a record."""
 
 import json
 import os

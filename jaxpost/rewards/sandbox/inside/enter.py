@@ -6,6 +6,7 @@ tells a box that failed from a program that failed.
 """
 
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ DEVICES = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]
 
 
 def main() -> None:
+    os.closerange(3, 1024)
     spec, argv = json.loads(sys.argv[1]), sys.argv[2:]
     files = read_files(spec["files"])
     if spec["kind"] == "bwrap":
@@ -97,35 +99,44 @@ def keep(spec: dict, argv: list[str], files: dict[str, bytes]) -> None:
     if spec["user"] is not None:
         os.chown(scratch, spec["user"], spec["user"])
     write_files(files, scratch)
-    signal.signal(signal.SIGTERM, lambda *_: kill_children())
+    signal.signal(signal.SIGTERM, lambda *_: end_all())
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.chdir(scratch)
         become_program(spec, argv)
     if os.getppid() != parent:
-        kill_children()
+        end_all()
     for descriptor in (0, 1, 2):
         os.close(descriptor)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    while kill_children():
-        reap()
+    end_all()
     if spec["temporary"]:
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(code if code >= 0 else 128 - code)
 
 
-def kill_children() -> bool:
-    """Whether there were any; those of a child that dies become this process's own."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        children = [int(word) for word in file.read().split()]
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-    return bool(children)
+def end_all() -> None:
+    """Kills all descendants. None is waited for before all are dead: the dead still count against
+    the limit on processes, so that a fork bomb cannot go on in the room that they would leave.
+    """
+    while alive := [pid for pid in descendants(os.getpid()) if not dead(pid)]:
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def reap() -> None:
-    try:
-        os.waitpid(-1, 0)
-    except ChildProcessError:
-        return
+def descendants(root: int) -> list[int]:
+    found = [root]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children") as file:
+                    found += map(int, file.read().split())
+    return found[1:]
+
+
+def dead(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] in "ZX"
+    return True

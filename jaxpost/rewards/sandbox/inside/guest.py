@@ -33,7 +33,7 @@ def said(error: BaseException) -> str:
 
 class Solution:
     def __init__(self) -> None:
-        """The names of `typing` are there, since solutions are asked for with them in signatures."""
+        """The names of `typing` are there: tasks put them into the signatures that they ask for."""
         self.module = types.ModuleType("solution")
         self.module.__dict__.update({name: getattr(typing, name) for name in typing.__all__})
         sys.modules["solution"] = self.module

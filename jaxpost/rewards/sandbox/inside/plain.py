@@ -9,6 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 SMALL = 1 << 63
+ARRAYS = [
+    "ndarray",
+    "bool",
+    "bool_",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float32",
+    "float64",
+]
 
 
 class Opaque:
@@ -47,13 +62,13 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
         return {kind.__name__: each(value)}
     if kind is dict:
         return {"dict": [each(pair) for pair in value.items()]}
-    if kind.__module__ == "numpy" and kind.__name__ != "ufunc" and hasattr(value, "tolist"):
+    if kind.__module__ == "numpy" and kind.__name__ in ARRAYS:
         return encode(value.tolist(), keep)
     return {"handle": keep(value)}
 
 
 def decode(data: Any, find: Callable[[int], Any]) -> Any:
-    """The value again; `find` gives what stands for a handle. Raises ValueError on anything else."""
+    """The value again; `find` gives what stands for a handle. Raises ValueError on all else."""
     if data is None or type(data) in (bool, str, int):
         return data
     if type(data) is list:
