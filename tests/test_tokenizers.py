@@ -226,6 +226,28 @@ def test_a_template_that_is_not_one_is_found_as_it_is_loaded(tmp_path, template)
         tokenizers.load_tokenizer(tmp_path)
 
 
+DATED = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "26 Jul 2024" %}
+    {%- endif %}
+{%- endif %}
+{{- "Today Date: " + date_string + " " + strftime_now( '%Y' ).replace('2', 'two') }}
+{%- for m in messages %}{{- m.content }}{%- endfor %}"""
+
+
+def test_a_template_that_states_the_date_states_the_same_one_every_day():
+    """As Llama 3.2's does."""
+    used = load(chat_template__jinja=DATED.encode())
+    assert used.render(TALKS["one turn"]).startswith("<|bos|>Today Date: 01 Jan 2025 two0two5 q")
+    given = used.render(TALKS["one turn"], date_string="2 May")
+    assert given.startswith("<|bos|>Today Date: 2 May two0two5 q")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja:2: 'strftime_now\(form\) }}' asks"):
+        load(chat_template__jinja=b"a\n{{ strftime_now(form) }}").render(TALKS["one turn"])
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

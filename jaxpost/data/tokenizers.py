@@ -23,12 +23,13 @@ from jaxpost import companions
 from jaxpost.data import json_text
 
 Spans = list[tuple[int, int]]
-# What templates that state the date are told, so that the same row gives the same tokens any day.
 # Texts that are put before another, one after the other, until one does not merge with it.
 GUARDS = ("\n", "0", "~", "一")
 # The keys of tokenizer_config.json that name a special token.
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+# What templates that state the date are told, so that the same row gives the same tokens any day.
 TODAY = datetime.date(2025, 1, 1)
+DATE = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
 
 
 @runtime_checkable
@@ -366,6 +367,23 @@ class Templated(abc.ABC):
                 return self._filled_in([form | turn for turn in messages], tools, settings)
         return self._filled_in([forms[-1] | turn for turn in messages], tools, settings)
 
+    @functools.cached_property
+    def _dated_template(self) -> str:
+        """The template with TODAY where it asks for the date (transformers would give its own).
+
+        Raises:
+          BrokenTemplateError: it asks in a form that is not written out.
+        """
+        template = self.chat_template or ""
+        template = DATE.sub(lambda call: f"({TODAY.strftime(call[2])!r})", template)
+        if call := re.search(r"strftime_now\s*\(.*", template):
+            line = template.count("\n", 0, call.start()) + 1
+            raise BrokenTemplateError(
+                f"{self._template_file}:{line}: {call[0][:40]!r} asks for the date in a form that "
+                'is not a text, as in strftime_now("%d %b %Y"); write it so'
+            )
+        return template
+
     def _filled_in(
         self, messages: Any, tools: Any, settings: Mapping[str, Any]
     ) -> tuple[str, Spans]:
@@ -376,12 +394,13 @@ class Templated(abc.ABC):
         # A template may ask whether a token is defined: what is None is left out.
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         tokens = {name: spelt(self.special.get(name)) for name in names if self.special.get(name)}
+        template = self._dated_template
         try:
             texts, spans = chat_template_utils.render_jinja_template(
                 [messages],
                 tools=list(tools) if tools else None,
-                chat_template=self.chat_template,
-                **{"strftime_now": TODAY.strftime, **tokens, **settings},
+                chat_template=template,
+                **{**tokens, **settings},
             )
         except TemplateSyntaxError as error:
             place = f"{self._template_file}:{error.lineno}"
@@ -395,7 +414,7 @@ class Templated(abc.ABC):
 
 
 class BrokenTemplateError(ValueError):
-    """A chat template that is not Jinja."""
+    """A chat template that is not Jinja, or in a form that is not read."""
 
 
 def line_of(error: Exception) -> str:
