@@ -4,21 +4,26 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import hostile_programs
 import pytest
 
 from jaxpost.rewards import sandbox, score
+from jaxpost.rewards.code import judge as judge_
 from jaxpost.rewards.code import verify
 from jaxpost.rewards.sandbox import boxes
 from jaxpost.rewards.sandbox.inside import syscalls
 
 ROOT = pathlib.Path(__file__).parent.parent
-SECONDS = 4.0
+SECONDS = 3.0
 NUMBERS = ((1, 2, 3), (10, -4, 6), (123456789, 987654321, 1111111110))
 TASKS = {
     "calls": {
@@ -106,26 +111,37 @@ def settled(before: tuple[int, set[str], int]) -> tuple[int, set[str], int]:
     return leftovers()
 
 
+class Run(NamedTuple):
+    scores: dict[tuple[str, str], score.Score]
+    before: tuple[int, set[str], int]
+    after: tuple[int, set[str], int]
+    seconds: float
+
+
 @pytest.fixture(scope="module", params=LEVELS)
-def hostile(request) -> dict[tuple[str, str], score.Score]:
-    """Every program's score, four at a time, with a check of what they leave behind."""
+def hostile(request) -> Run:
+    """Every program's score, four at a time, and what there was before and is afterwards."""
     level = request.param
     verify(hostile_programs.ADD, TASKS["calls"], isolation=level)
-    before = leftovers()
+    wait_for(lambda: not descendants())
+    before, start = leftovers(), time.monotonic()
     with host() as places, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        scores = pool.map(lambda key: judge(key, places, level), PROGRAMS)
-        found = dict(zip(PROGRAMS, scores, strict=True))
-    assert settled(before) == before
-    return found
+        scores = list(pool.map(lambda key: judge(key, places, level), PROGRAMS))
+    seconds = time.monotonic() - start
+    return Run(dict(zip(PROGRAMS, scores, strict=True)), before, settled(before), seconds)
 
 
 @needs_sandbox
 @pytest.mark.parametrize("key", PROGRAMS, ids=": ".join)
 def test_a_hostile_program_gets_its_right_verdict(hostile, key):
-    """`leftovers` are compared where the scores are made."""
-    found, right = hostile[key], PROGRAMS[key][1]
+    found, right = hostile.scores[key], PROGRAMS[key][1]
     assert found.reason in right
     assert found.value == float(found.reason == "pass")
+
+
+@needs_sandbox
+def test_hostile_programs_leave_no_process_no_descriptor_and_no_file(hostile):
+    assert hostile.after == hostile.before
 
 
 RIGHT = (
@@ -134,9 +150,7 @@ RIGHT = (
     "add = lambda a, b: a - -b",
     "import operator\nadd = operator.add",
     "from functools import reduce\ndef add(*n): return reduce(lambda x, y: x + y, n)",
-    "def add(a: int, b: int) -> int:\n    while b: a, b = a + (1 if b > 0 else -1), 0\n    return a"
-    if False
-    else "class Solution:\n    def add(self, a, b): return a + b",
+    "class Solution:\n    def add(self, a, b): return a + b",
     "import re, json, math, itertools, collections\ndef add(a, b): return math.prod([1]) * (a + b)",
     "print('some talk')\ndef add(a, b):\n    print(a, b)\n    return a + b",
     "import threading\ndef add(a, b):\n    out = []\n"
@@ -243,7 +257,8 @@ def test_a_command_of_ones_own_is_confined_and_talks_by_its_pipes(level, tmp_pat
     for folder in (readable, writable):
         folder.mkdir()
     (readable / "given").write_text("42")
-    script = f"cat; cat {readable}/given; touch {readable}/x {ROOT}/x {tmp_path}/x; touch {writable}/made"
+    outside = f"{readable}/x {ROOT}/x {tmp_path}/x"
+    script = f"cat; cat {readable}/given; touch {outside}; touch {writable}/made"
     command = sandbox.command(
         ["sh", "-c", script], readable=[readable], writable=writable, level=level
     )
@@ -263,12 +278,13 @@ def test_a_program_is_given_its_files_its_input_and_no_environment(monkeypatch):
     assert hostile_programs.SECRET.encode() not in found.stdout
 
 
-@needs_sandbox
-def test_a_box_that_fails_is_not_the_programs_fault():
-    found = sandbox.run(["no-such-program"], limits=sandbox.Limits(memory=1 << 20))
+@pytest.mark.parametrize("binary", ["/bin/false", "/no/such/binary"])
+def test_a_box_that_fails_is_not_the_programs_fault(binary):
+    level = sandbox.Level("bwrap", binary)
+    found = boxes.start(level, ["a.py"], {}, (), sandbox.Limits()).finish()
     assert found.kind == "infrastructure"
     with pytest.raises(score.InfrastructureError, match="sandbox"):
-        verify(hostile_programs.ADD, TASKS["calls"], memory_mb=1)
+        judge_.ended(found)
 
 
 def test_without_any_sandbox_it_refuses_with_the_way_out(monkeypatch):
@@ -300,18 +316,24 @@ def test_the_probe_is_printed():
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
 @needs_sandbox
 def test_it_works_for_a_user_who_is_not_root():
-    """With a Python that everybody can read; root's own home may hold this one."""
+    """With a Python that everybody can read, since this one may lie in root's own home; the sandbox
+    alone needs the standard library only.
+    """
     python = pathlib.Path("/usr/bin/python3")
     if not python.exists():
         pytest.skip("no Python outside of root's home")
     script = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import sys, types\n"
+        "for name in ('jaxpost', 'jaxpost.rewards'):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
+        f"    sys.modules[name].__path__ = [{str(ROOT)!r} + '/' + name.replace('.', '/')]\n"
         "from jaxpost.rewards.sandbox import boxes, levels, limits\n"
         "trials = levels.probe()\n"
         "print([t for t in trials if t.failure])\n"
         "bomb = {'a.py': b'import os\\nwhile True: os.fork()'}\n"
+        "most = limits.Limits(seconds=4.0)\n"
         "for t in trials:\n"
-        "    found = boxes.start(t.level, ['a.py'], bomb, (), limits.Limits(seconds=4.0)).finish()\n"
+        "    found = boxes.start(t.level, ['a.py'], bomb, (), most).finish()\n"
         "    print(found.kind, found.returncode)"
     )
     done = subprocess.run(
