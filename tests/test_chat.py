@@ -277,6 +277,70 @@ def test_parts_with_weights(template):
     assert example.weights[example.mask].tolist() == [0.5] * 4 + [1.5] * 6
 
 
+NO_PROMPT = BARE_CHATML.partition("{%- if add_generation_prompt")[0]
+THINKS = BARE_CHATML.replace(
+    "{%- if message['role'] == 'assistant' -%}",
+    "{%- if message['role'] == 'assistant' -%}{{- '<think>\\n\\n</think>\\n\\n' -}}",
+)
+
+
+@pytest.mark.parametrize("template", [NO_PROMPT, THINKS, LLAMA3])
+@pytest.mark.parametrize(("read", "written"), [("a", "b"), ("think", " t"), ("\n", "assistant")])
+def test_parts_are_found_in_the_message_and_not_in_what_stands_around_it(template, read, written):
+    """The header spells `a` and `assistant` too, and the reasoning that the template adds `think`.
+
+    An empty line at the beginning is trimmed by one template.
+    """
+    content = [
+        {"type": "text", "text": read, "weight": 0.0},
+        {"type": "text", "text": written, "weight": 1.0},
+    ]
+    messages = [*talk(("user", "q")), {"role": "assistant", "content": content}]
+    found = trained(tokenize(ChatRow(messages, weights=[0.0, 1.0]), template))
+    assert found == [written + "<|im_end|>"]
+
+
+def test_parts_that_the_template_changes_or_repeats_are_an_error():
+    content = [{"type": "text", "text": "a "}, {"type": "text", "text": "b", "weight": 0.5}]
+    messages = [*talk(("user", "q")), {"role": "assistant", "content": content}]
+    for change in ("| upper", "| replace(' ', '')", "* 2"):
+        template = BARE_CHATML.replace("message['content']", f"(message['content'] {change})")
+        with pytest.raises(ValueError, match="changes or repeats message 1, whose parts have"):
+            tokenize(ChatRow(messages, weights=[0.0, 1.0]), template)
+
+
+def marking(assistant):
+    """ChatML with this for an assistant's turn."""
+    return (
+        "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+        "{%- if m.role == 'assistant' -%}"
+        + assistant
+        + "{%- else -%}{{- m.content -}}{%- endif -%}"
+        "{{- '<|im_end|>\n' -}}{%- endfor -%}"
+    )
+
+
+WORDS = "{%- generation -%}{{- m.content -}}{%- endgeneration -%}"
+TWICE = "{%- if loop.last -%}{%- generation -%}r{%- endgeneration -%}" + WORDS + "{%- else -%}"
+TWICE += "{{- m.content -}}{%- endif -%}"
+LAST = "{%- if loop.last -%}" + WORDS + "{%- else -%}{{- m.content -}}{%- endif -%}"
+
+
+def test_generation_markers_go_to_the_turns_that_they_stand_around():
+    """Two pairs around parts of the last turn are not one around each of two turns."""
+    twice = r"2 pairs of .* 2 assistant turns, and they are not one"
+    with pytest.raises(ValueError, match=twice):
+        tokenize(row(*TALK), marking(TWICE))
+    users = marking("{{- m.content -}}").replace(
+        "{%- else -%}{{- m.content -}}", "{%- else -%}" + WORDS
+    )
+    with pytest.raises(ValueError, match=twice):
+        tokenize(row(*TALK), users)
+    with pytest.raises(ValueError, match=r"message 1 \(assistant\) stands between no"):
+        tokenize(row(*TALK), marking(LAST))
+    assert trained(tokenize(row(*TALK), marking(LAST), train_on="last")) == ["bc<|im_end|>"]
+
+
 def test_only_the_assistant_of_a_completion_is_trained():
     called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     completion = [called, *talk(("tool", "1"), ("assistant", "a"), ("user", "r"))]

@@ -10,6 +10,7 @@ A turn's end-of-turn token is trained with it, and the newline that a template p
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -365,9 +366,10 @@ def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Ex
     spans: list[Span] = []
     turns = turn_spans(render, text, marked, weights)
     check_reasoning(row, text, turns[-1], options)
-    for message, weight, turn in zip(row.messages, weights, turns, strict=True):
+    for index, turn in enumerate(turns):
         if turn is not None:
-            spans += content_spans(message, weight, turn, text, row.where)
+            content = row.messages[index].get("content")
+            spans += content_spans(render, text, index, content, weights[index], turn)
     return spans_example(text, spans, tokenizer)
 
 
@@ -449,17 +451,19 @@ def turn_spans(
     """Where in the text each message with a weight stands; None for those without.
 
     Raises:
-      ValueError: the template has no markers, and changes what it rendered before.
+      ValueError: the template has no markers, and changes what it rendered before; or its markers
+        are not of one turn each.
     """
-    assistants = [i for i, m in enumerate(render.messages) if m["role"] == "assistant"]
+    known = marked_turns(render, marked) if marked else {}
     spans: list[tuple[int, int] | None] = [None] * len(weights)
-    if marked and len(marked) == len(assistants):
-        known = dict(zip(assistants, marked, strict=True))
-    else:
-        known = {}
     for index, weight in enumerate(weights):
         if weight == 0:
             continue
+        if marked and index not in known and render.messages[index]["role"] == "assistant":
+            raise ValueError(
+                f"{render.where}: message {index} (assistant) stands between no {{% generation %}} "
+                "markers, and others do; mark it in the chat template, or give it the weight 0"
+            )
         found = (
             known.get(index) or by_prefix(render, text, index) or by_content(render, text, index)
         )
@@ -472,6 +476,49 @@ def turn_spans(
             )
         spans[index] = trimmed(text, with_end(text, found, render.tokenizer), render.tokenizer)
     return spans
+
+
+def marked_turns(render: Render, marked: list[tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """The markers around each assistant's turn: those that hold other words put in its place.
+
+    Raises:
+      ValueError: markers that hold no turn, several, or a part of one.
+    """
+    assistants = [i for i, m in enumerate(render.messages) if m["role"] == "assistant"]
+    names = {i: f"{PLACEHOLDER}{i}x" for i in assistants}
+    other = [
+        renamed(message, names[i]) if i in names else message
+        for i, message in enumerate(render.messages)
+    ]
+    text, marks = dataclasses.replace(render, messages=other).whole()
+    owners = [[i for i in assistants if names[i] in text[slice(*mark)]] for mark in marks]
+    if len(marks) == len(marked):
+        # A turn without words is told by its place among the others.
+        if len(marked) == len(assistants) and all(
+            own == [i] or (not own and names[i] not in text)
+            for own, i in zip(owners, assistants, strict=True)
+        ):
+            return dict(zip(assistants, marked, strict=True))
+        if all(len(own) == 1 for own in owners) and len({i for (i,) in owners}) == len(owners):
+            return {i: mark for (i,), mark in zip(owners, marked, strict=True)}
+    raise ValueError(
+        f"{render.where}: the chat template puts {len(marked)} pairs of {{% generation %}} markers "
+        f"into a conversation of {len(assistants)} assistant turns, and they are not one pair "
+        "around each turn; change its markers, or take them out"
+    )
+
+
+def renamed(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A message with a name for its words or, without any, for the function it calls."""
+    if message.get("content"):
+        return {**message, "content": name}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {
+        **message,
+        "tool_calls": [{**call, "function": {**call["function"], "name": name}} for call in calls],
+    }
 
 
 def by_prefix(render: Render, text: str, index: int) -> tuple[int, int] | None:
@@ -529,30 +576,40 @@ def trimmed(text: str, span: tuple[int, int], tokenizer: Tokenizer) -> tuple[int
 
 
 def content_spans(
-    message: Mapping[str, Any], weight: float, turn: tuple[int, int], text: str, where: str
+    render: Render, text: str, index: int, content: Any, weight: float, turn: tuple[int, int]
 ) -> list[Span]:
-    """The turn with its weight, or its parts with theirs; what is in no part has the last's.
+    """The turn with its weight, or its parts with theirs; what is in no part has its neighbour's.
 
     Raises:
-      ValueError: the template changed a part that has a weight of its own.
+      ValueError: the template changed the parts, or they cannot be found.
     """
-    content = message.get("content")
     if content is None or isinstance(content, str):
         return [Span(*turn, weight)]
-    spans: list[Span] = []
-    place = turn[0]
+    words = "".join(part["text"] for part in content)
+    start, end = by_content(render, text, index) or only_place(text, words, turn)
+    shown = text[start:end]
+    if shown.strip() != words.strip() or shown not in words:
+        raise ValueError(
+            f"{render.where}: the chat template changes or repeats message {index}, whose parts "
+            f"have weights of their own, so they cannot be told apart in it: {words[:40]!r}"
+        )
+    edges = [start - words.index(shown)]
     for part in content:
-        wanted = part["text"] if part["text"] in text[place : turn[1]] else part["text"].strip()
-        found = text.find(wanted, place, turn[1])
-        if found < 0:
-            raise ValueError(
-                f"{where}: the chat template leaves out or changes a part of a message that has "
-                f"its own weight: {part['text'][:40]!r}"
-            )
-        end = found + len(wanted)
-        spans.append(Span(place, end, weight * part.get("weight", 1.0)))
-        place = end
-    return [*spans[:-1], Span(spans[-1].start, turn[1], spans[-1].weight)]
+        edges.append(edges[-1] + len(part["text"]))
+    edges = [turn[0], *(min(max(edge, start), end) for edge in edges[1:-1]), turn[1]]
+    return [
+        Span(a, b, weight * part.get("weight", 1.0))
+        for part, (a, b) in zip(content, itertools.pairwise(edges), strict=True)
+        if a < b
+    ]
+
+
+def only_place(text: str, words: str, turn: tuple[int, int]) -> tuple[int, int]:
+    """Where words stand in a turn, if they do so once; nowhere else."""
+    words = words.strip()
+    start = text.find(words, *turn)
+    once = start >= 0 and text.find(words, start + 1, turn[1]) < 0
+    return (start, start + len(words)) if once else (turn[0], turn[0])
 
 
 def spans_example(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Example:
