@@ -61,7 +61,7 @@ def value(completion: str, example: Mapping[str, Any], *, illegal: float = -2.0)
         return score.Score(illegal, {"legal": 0.0}, move)
     worth = {read(board, name): float(number) for name, number in example["values"].items()}
     known = move in worth
-    return score.Score(worth.get(move), {"legal": 1.0}, "" if known else "no known worth")
+    return score.Score(worth.get(move), {"legal": 1.0}, "legal" if known else "no known worth")
 
 
 def game(completion: str, example: Mapping[str, Any]) -> score.Score:
@@ -78,7 +78,7 @@ def game(completion: str, example: Mapping[str, Any]) -> score.Score:
         board.push(move)
     ended = board.outcome()
     right = ended is not None and ended.result() == wanted
-    reason = "" if right else "wrong" if ended else "unfinished"
+    reason = "right" if right else "wrong" if ended else "unfinished"
     return score.Score(float(right), {"legal": 1.0}, reason)
 
 
@@ -97,7 +97,7 @@ def result(completion: str, example: Mapping[str, Any]) -> score.Score:
     if len(named) != 1:
         return score.Score(0.0, {}, "several results" if named else "unparsable")
     right = named == {board.result()}
-    return score.Score(float(right), {}, "" if right else "wrong")
+    return score.Score(float(right), {}, "right" if right else "wrong")
 
 
 def best_of(
@@ -118,7 +118,7 @@ def best_of(
         return score.Score(illegal, {"legal": 0.0}, move)
     board.push(move)
     good = not right or move in moves or board.is_checkmate()
-    return score.Score(best if good else legal, {"legal": 1.0}, "" if good else "wrong")
+    return score.Score(best if good else legal, {"legal": 1.0}, "right" if good else "wrong")
 
 
 def only_move(board: chess.Board, said: str) -> chess.Move | str:

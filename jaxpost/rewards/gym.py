@@ -24,6 +24,11 @@ from typing import Any
 
 from jaxpost.rewards import gym_screens, score, spans
 
+try:
+    import reasoning_gym
+except ImportError as error:
+    raise ImportError("reasoning-gym is not installed; pip install 'jaxpost[rewards]'") from error
+
 Entry = Mapping[str, Any]
 
 
@@ -58,7 +63,7 @@ def judge(task: Any, said: str, entry: Entry) -> score.Score:
     if math.isnan(value):
         return unreadable(task, entry)
     value = min(1.0, max(0.0, value))
-    return score.Score(value, {"correct": float(value == 1)}, "" if value == 1 else "wrong")
+    return score.Score(value, {"correct": float(value == 1)}, "right" if value == 1 else "wrong")
 
 
 def unreadable(task: Any, entry: Entry) -> score.Score:
@@ -94,10 +99,4 @@ def read_entry(example: Mapping[str, Any]) -> Entry:
 @functools.lru_cache(maxsize=256)
 def scorer(dataset: str, settings: str) -> Any:
     """The task's data set, of one entry: its `score_answer` reads the settings only."""
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ImportError(
-            "reasoning-gym is not installed; pip install 'jaxpost[rewards]'"
-        ) from error
     return reasoning_gym.create_dataset(dataset, size=1, seed=0, **json.loads(settings))

@@ -2,14 +2,13 @@
 
 import re
 
-THOUGHT = "</think>"
 ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 def spoken(completion: str) -> str:
-    """What follows the last `</think>`; all of it where there is none."""
-    return completion.rpartition(THOUGHT)[2]
+    """What follows the last `</think>`, up to a thought that is not closed."""
+    return completion.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def answer(completion: str) -> str:

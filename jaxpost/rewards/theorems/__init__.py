@@ -22,7 +22,9 @@ LANGUAGES = {"coq": coq.verify, "rocq": coq.verify, "lean": lean.verify, "lean4"
 def verify(
     completion: str, example: Mapping[str, Any], *, seconds: float = process.SECONDS
 ) -> score.Score:
-    """1 for a proof, 0 for none; None where the checker or the example is at fault.
+    """1 for a proof, 0 for none; None where the statement itself does not compile.
+
+    Raises score.InfrastructureError without the checker, or where its box fails.
 
     `example`: `statement` (or `formal_statement`), `header` (imports; may be left out), `language`
     (coq, lean4; lean4 where it is left out). `seconds`: the checker's deadline; at it, 0.

@@ -38,7 +38,7 @@ def verify(
 ) -> score.Score:
     """Needs `coqc` and `coqchk` on the path. See `theorems.verify`."""
     if not (shutil.which("coqc") and shutil.which("coqchk")):
-        return score.Score(None, {}, "infrastructure: no coqc and coqchk (apt-get install coq)")
+        raise score.InfrastructureError("no coqc and coqchk on the path; apt-get install coq")
     statement, header = sources.statement(example), str(example.get("header") or "")
     named = re.search(DECLARES + r"([\w']+)", sources.uncommented(statement, sources.COQ))
     if named is None:
@@ -71,7 +71,7 @@ def judge(outcome: sandbox.Outcome) -> score.Score:
     if unfinished:
         return unfinished
     if outcome.returncode == 3:
-        return score.Score(None, {}, "infrastructure: the statement itself does not compile")
+        return score.Score(None, {}, "the statement itself does not compile")
     if outcome.returncode:
         reason = {4: "wrong", 5: "another statement"}.get(outcome.returncode, "refused")
         return score.Score(0.0, {}, reason)
@@ -80,7 +80,7 @@ def judge(outcome: sandbox.Outcome) -> score.Score:
     own = [axiom for axiom in axioms(submission) if axiom.startswith("Job.Submission.")]
     if own or unsafe(submission) or not assumptions(assumed) <= known(axioms(reference)):
         return score.Score(0.0, {}, "new axioms")
-    return score.Score(1.0)
+    return score.Score(1.0, {}, "right")
 
 
 def assumptions(printed: str) -> set[str]:

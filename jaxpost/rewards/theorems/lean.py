@@ -51,7 +51,7 @@ def verify(
         return score.Score(0.0, {}, "statement changed")
     lean = binary()
     if lean is None:
-        return score.Score(None, {}, "infrastructure: no lean on the path (install elan)")
+        raise score.InfrastructureError("no lean on the path; install it with elan")
     return check(lean, compose(header, wanted, name, source), seconds)
 
 
@@ -97,7 +97,9 @@ def check(lean: str, source: str, seconds: float) -> score.Score:
     printed = [found["data"] for found in messages if found["pos"]["line"] == last]
     if any(found["severity"] == "error" for found in messages) or len(printed) != 1:
         return score.Score(0.0, {}, "wrong")
-    return score.Score(1.0) if axioms(printed[0]) <= AXIOMS else score.Score(0.0, {}, "new axioms")
+    if not axioms(printed[0]) <= AXIOMS:
+        return score.Score(0.0, {}, "new axioms")
+    return score.Score(1.0, {}, "right")
 
 
 @functools.cache

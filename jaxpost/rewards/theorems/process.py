@@ -28,7 +28,7 @@ def run(
 
 
 def ended(outcome: sandbox.Outcome) -> score.Score | None:
-    """The score of a run that did not come to its end: 0, or None where the box is at fault."""
-    if outcome.kind == "exit":
-        return None
-    return score.Score(None if outcome.kind == "infrastructure" else 0.0, {}, outcome.kind)
+    """0 for a run that did not come to its end. Raises InfrastructureError where the box failed."""
+    if outcome.kind == "infrastructure":
+        raise score.InfrastructureError(f"sandbox: {outcome.stderr.decode(errors='replace')}")
+    return None if outcome.kind == "exit" else score.Score(0.0, {}, outcome.kind)
