@@ -189,6 +189,30 @@ def test_train_on_last_and_all():
     assert tokenize(row(("user", "q")), train_on="all").mask.all()
 
 
+def test_train_on_holds_for_prompts_and_completions_too():
+    more = talk(("assistant", "a"), ("user", "r"), ("assistant", "bc"))
+    turns = CompletionRow(talk(("user", "q")), more)
+    assert trained(tokenize(turns)) == ["a<|im_end|>", "bc<|im_end|>"]
+    assert trained(tokenize(turns, train_on="last")) == ["bc<|im_end|>"]
+    whole = tokenize(ChatRow(list(turns.prompt) + more), train_on="all")
+    assert whole.mask.all()
+    np.testing.assert_array_equal(tokenize(turns, train_on="all").mask, whole.mask)
+    for plain in (CompletionRow("q ", "a"), ReasoningRow("q ", "r", "a")):
+        assert not tokenize(plain, train_on="last").mask.all()
+        assert tokenize(plain, train_on="all").mask.all()
+
+
+def test_reasoning_keeps_its_weight_where_all_is_trained():
+    for prompt in ("q ", talk(("user", "q"))):
+        found = tokenize(ReasoningRow(prompt, "r", "a"), train_on="all", reasoning_weight=0.5)
+        assert found.mask.all()
+        assert found.weights[0] == 1
+        weighted = np.flatnonzero(found.weights == 0.5)
+        assert tokenizer(BARE_CHATML).decode(found.tokens[weighted].tolist()) == (
+            "<think>\nr\n</think>\n\n"
+        )
+
+
 def test_a_first_turn_by_the_assistant_leaves_its_header_out():
     turns = (("assistant", "hi"), ("user", "q"), ("assistant", "a"))
     for template in (BARE_CHATML, tokenizers.CHATML, QWEN3):

@@ -43,7 +43,7 @@ class ChatOptions:
     """How rows become tokens, and which of these are trained."""
 
     train_on: Literal["assistant", "last", "all"] = option(
-        "assistant", "of a conversation: every assistant turn, only the last one, or every token"
+        "assistant", "every assistant turn (the completion), only the last one, or every token"
     )
     reasoning_weight: float = option(
         1.0, "loss weight of reasoning (rows with `reasoning`)", least=0
@@ -253,11 +253,15 @@ def completion_example(
     row: CompletionRow, tokenizer: Tokenizer, options: ChatOptions
 ) -> Example | str:
     """A prompt, and a completion with its end."""
+    everything = options.train_on == "all"
     if not isinstance(row.prompt, str) and not isinstance(row.completion, str):
-        written = [float(message["role"] == "assistant") for message in row.completion]
-        weights = [row.prompt_weight] * len(row.prompt) + written
+        weights = [row.prompt_weight] * len(row.prompt) + written(row.completion, options)
         turns = ChatRow(
-            [*row.prompt, *row.completion], row.tools, row.template_kwargs, weights, {}, row.where
+            [*row.prompt, *row.completion],
+            row.tools,
+            row.template_kwargs,
+            None if everything and not row.prompt_weight else weights,
+            where=row.where,
         )
         return chat_example(turns, tokenizer, options)
     prompt, completion = str(row.prompt), str(row.completion)
@@ -265,7 +269,8 @@ def completion_example(
         return "empty_target"
     if unclosed(completion, options):
         return "unclosed_reasoning"
-    return joined(prompt, [(completion, 1.0)], tokenizer, row.prompt_weight)
+    weight = row.prompt_weight or float(everything)
+    return joined(prompt, [(completion, 1.0)], tokenizer, weight)
 
 
 def unclosed(completion: str, options: ChatOptions) -> bool:
@@ -332,19 +337,21 @@ def reasoning_example(
     reasoning = options.reasoning_open + row.reasoning + options.reasoning_close
     parts = [(reasoning, options.reasoning_weight), (row.answer, options.answer_weight)]
     if isinstance(row.prompt, str):
-        return joined(row.prompt, parts, tokenizer, 0.0)
+        return joined(row.prompt, parts, tokenizer, float(options.train_on == "all"))
     content = [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
     turns = [*row.prompt, {"role": "assistant", "content": content}]
     weights = [0.0] * len(row.prompt) + [1.0]
-    chat = ChatRow(turns, row.tools, row.template_kwargs, weights, {}, row.where)
-    return chat_example(chat, tokenizer, options)
+    chat = ChatRow(turns, row.tools, row.template_kwargs, weights, where=row.where)
+    return chat_example(chat, tokenizer, options, rest=float(options.train_on == "all"))
 
 
 # Conversations -------------------------------------------------------------------------------
 
 
-def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Example | str:
-    """A conversation through the chat template."""
+def chat_example(
+    row: ChatRow, tokenizer: Tokenizer, options: ChatOptions, rest: float = 0.0
+) -> Example | str:
+    """A conversation through the chat template; `rest` is the weight of what no message claims."""
     weights = message_weights(row, options)
     trained = [message for message, weight in zip(row.messages, weights, strict=True) if weight]
     if any(m["role"] == "assistant" and unclosed(plain_text(m), options) for m in trained):
@@ -370,7 +377,7 @@ def chat_example(row: ChatRow, tokenizer: Tokenizer, options: ChatOptions) -> Ex
         if turn is not None:
             content = row.messages[index].get("content")
             spans += content_spans(render, text, index, content, weights[index], turn)
-    return spans_example(text, spans, tokenizer)
+    return spans_example(text, spans, tokenizer, rest)
 
 
 def left_out(render: "Render", text: str) -> str | None:
@@ -412,7 +419,12 @@ def message_weights(row: ChatRow, options: ChatOptions) -> list[float]:
     """One weight a message: the row's own, or 1 on the assistant's (all of them, or the last)."""
     if row.weights is not None:
         return list(row.weights)
-    weights = [1.0 if message["role"] == "assistant" else 0.0 for message in row.messages]
+    return written(row.messages, options)
+
+
+def written(messages: Messages, options: ChatOptions) -> list[float]:
+    """1 on the assistant's messages (all of them, or the last), 0 on others."""
+    weights = [1.0 if message["role"] == "assistant" else 0.0 for message in messages]
     if options.train_on == "last" and any(weights):
         last = len(weights) - 1 - weights[::-1].index(1.0)
         weights = [1.0 if i == last else 0.0 for i in range(len(weights))]
@@ -612,8 +624,10 @@ def only_place(text: str, words: str, turn: tuple[int, int]) -> tuple[int, int]:
     return (start, start + len(words)) if once else (turn[0], turn[0])
 
 
-def spans_example(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Example:
-    """Tokens of a text in which some spans are trained.
+def spans_example(
+    text: str, spans: Sequence[Span], tokenizer: Tokenizer, rest: float = 0.0
+) -> Example:
+    """Tokens of a text in which some spans have weights, and what is in none has `rest`.
 
     The text is tokenised as a whole; if a token straddles the beginning of a span, the sampler
     could not have stopped there, so the text is tokenised in pieces that begin where spans do.
@@ -622,7 +636,7 @@ def spans_example(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Exa
     starts = {span.start for span in spans}
     if any(a < start < b for a, b in places for start in starts):
         ids, places = in_pieces(text, sorted(starts), tokenizer)
-    weights = [weight_within(place, spans) for place in places]
+    weights = [weight_within(place, spans, rest) for place in places]
     end = finish_turns(ids, tokenizer) if spans and spans[-1].end == len(text) else []
     return example(ids + end, weights + [spans[-1].weight] * len(end))
 
@@ -640,12 +654,12 @@ def in_pieces(
     return ids, places
 
 
-def weight_within(token: tuple[int, int], spans: Sequence[Span]) -> float:
-    """The weight of the span in which a token begins; 0 outside all."""
+def weight_within(token: tuple[int, int], spans: Sequence[Span], rest: float) -> float:
+    """The weight of the span in which a token begins; `rest` outside all."""
     for span in spans:
         if span.start <= token[0] < span.end:
             return span.weight
-    return 0.0
+    return rest
 
 
 def finish_turns(ids: list[int], tokenizer: Tokenizer) -> list[int]:
