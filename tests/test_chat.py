@@ -596,6 +596,10 @@ def test_the_tokenizing_step_can_be_pickled():
     assert trained(step(row(*TALK))) == ["a<|im_end|>", "bc<|im_end|>"]
 
 
-def test_negative_weights_are_refused():
+def test_weights_that_are_negative_or_lost_in_float32_are_refused():
     with pytest.raises(ValueError, match="reasoning_weight is -1"):
         chat.ChatOptions(reasoning_weight=-1.0)
+    with pytest.raises(
+        ValueError, match=r"chat\.answer_weight: .*of 1e-06 to 1e\+06, got float 1e-38"
+    ):
+        chat.ChatOptions(answer_weight=1e-38)

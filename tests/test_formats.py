@@ -160,7 +160,7 @@ def test_weights_of_messages():
     with_system = {"messages": chat, "weights": [0, 1, 0, 1], "system": "Be brief."}
     assert read(with_system).weights == [0, 0, 1, 0, 1]
     assert "expected 4 numbers, one a message, or 2" in problem({"messages": chat, "weights": [1]})
-    assert "expected a weight of 0 to 3e+38, got int -1" in problem(
+    assert "expected a weight of 0, or of 1e-06 to 1e+06, got int -1" in problem(
         {"messages": [{**ASSISTANT, "weight": -1}]}
     )
     assert "got float nan" in problem({"messages": chat, "weights": [math.nan] * 4})
@@ -306,13 +306,21 @@ def test_padding_of_tokens_is_taken_off():
         ({"labels": [6, 7, -100]}, "label 0 is 6 and the token there is 5; labels are the tokens"),
         ({"labels": [5, 6]}, "column labels: expected 3 entries as in input_ids, got a list of 2"),
         ({"completion_mask": [0, 1, 2]}, "expected 0 and 1 only"),
-        ({"weights": [0, 1, -1]}, "expected a weight of 0 to 3e+38, got int -1"),
+        ({"weights": [0, 1, -1]}, "expected a weight of 0, or of 1e-06 to 1e+06, got int -1"),
         ({"input_ids": [5, -6, 7]}, "column input_ids: token 1 is negative"),
         ({"input_ids": [5, 6.0]}, "column input_ids: expected a list of integers"),
         ({"input_ids": "x"}, "column input_ids: is text that is not JSON"),
         ({"input_ids": [5, 10**30, 7]}, "column input_ids: token 1 is over 2147483647"),
-        ({"weights": [0, 1, 1e39]}, "expected a weight of 0 to 3e+38, got float 1e+39"),
-        ({"weights": [0, 1, 10**400]}, "expected a weight of 0 to 3e+38, got int 1000"),
+        ({"weights": [0, 1, 3e38]}, "of 1e-06 to 1e+06, got float 3e+38"),
+        ({"weights": [0, 1, 1e-38]}, "of 1e-06 to 1e+06, got float 1e-38"),
+        (
+            {"weights": [0, 1, 1e39]},
+            "expected a weight of 0, or of 1e-06 to 1e+06, got float 1e+39",
+        ),
+        (
+            {"weights": [0, 1, 10**400]},
+            "expected a weight of 0, or of 1e-06 to 1e+06, got int 1000",
+        ),
         ({"position_ids": [0, 1, 0]}, "restart within the row"),
         ({"seq_lengths": [2, 1]}, "several sequences in a row"),
     ],

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxpost.batch import Example
+from jaxpost.data import messages as chats
 from jaxpost.data.formats import (
     ChatRow,
     CompletionRow,
@@ -57,6 +58,11 @@ class ChatOptions:
 
     def __post_init__(self):
         check_ranges(self, "chat.")
+        for key in ("reasoning_weight", "answer_weight"):
+            try:
+                chats.weight(getattr(self, key))
+            except ValueError as error:
+                raise ValueError(f"chat.{key}: {error}") from error
 
 
 class Span(NamedTuple):

@@ -29,7 +29,7 @@ OTHER_NAMES = {
 }
 CALLS = ("function_call", "tool_call")
 WEIGHTS = ("weight", "train", "training")
-LARGEST = 3e38  # what float32 holds
+SMALLEST, LARGEST = 1e-6, 1e6  # weights beyond are lost in float32 sums with others, or lose them
 THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 
 
@@ -160,9 +160,12 @@ def parsed(text: str) -> Any:
 
 
 def weight(value: Any) -> float:
-    """A weight: a number of at least 0 that float32 holds, or true or false."""
-    if not isinstance(value, bool | int | float) or not 0 <= value <= LARGEST:
-        raise ValueError(f"expected a weight of 0 to {LARGEST:g}, got {described(value)}")
+    """A weight: 0, or a number of SMALLEST to LARGEST, or true or false."""
+    number = isinstance(value, bool | int | float)
+    if not number or not (value == 0 or SMALLEST <= value <= LARGEST):
+        raise ValueError(
+            f"expected a weight of 0, or of {SMALLEST:g} to {LARGEST:g}, got {described(value)}"
+        )
     return float(value)
 
 
