@@ -11,7 +11,7 @@ from jaxpost import batch as batches
 from jaxpost import logps, rollout
 from jaxpost.models import model as records
 from jaxpost.models import transformer
-from jaxpost.rollout import sampler, slots, text
+from jaxpost.rollout import engine, settings, shapes, slots, text
 
 V = 61
 CONFIG = records.TransformerConfig(
@@ -190,6 +190,149 @@ def test_more_prompts_than_are_read_at_once():
     np.testing.assert_array_equal(many.tokens[33:36], few.tokens)
 
 
+def same(one, other):
+    np.testing.assert_array_equal(one.tokens, other.tokens)
+    np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
+    np.testing.assert_array_equal(one.mask, other.mask)
+    np.testing.assert_array_equal(one.lengths, other.lengths)
+    np.testing.assert_array_equal(one.stop_reasons, other.stop_reasons)
+
+
+MANY = [PROMPTS[row] for row in (3, 0, 0, 1, 4, 0, 2, 2, 2, 3, 1, 0, 4, 4, 1)]
+MANY_IDS = [int(n) for n in np.random.default_rng(5).permutation(40)[: len(MANY)]]
+MANY_SETTINGS = {"max_new_tokens": 30, "stop_ids": [5, 9, 17]}
+
+
+@functools.cache
+def all_at_once():
+    """Completions of quite different lengths, sampled without a queue."""
+    shapes = rollout.Capacity(rows=16, prompts=8, prompt_tokens=60, new_tokens=30)
+    result = rollout.sample(
+        MODEL, PARAMS, MANY, KEY, sample_ids=MANY_IDS, capacity=shapes, **MANY_SETTINGS
+    )
+    assert len(set(result.lengths.tolist())) > 6
+    return result
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8])
+def test_the_number_of_slots_changes_nothing(width):
+    few = rollout.sample(
+        MODEL, PARAMS, MANY, KEY, sample_ids=MANY_IDS, slots=width, capacity=SHAPES,
+        **MANY_SETTINGS,
+    )  # fmt: skip
+    same(few, all_at_once())
+
+
+def test_the_order_of_the_queue_changes_nothing():
+    order = np.random.default_rng(1).permutation(len(MANY))
+    turned = rollout.sample(
+        MODEL, PARAMS, [MANY[row] for row in order], KEY, slots=4, capacity=SHAPES,
+        sample_ids=[MANY_IDS[row] for row in order], **MANY_SETTINGS,
+    )  # fmt: skip
+    same(turned, rollout.Rollout(*(field[order] for field in all_at_once())))
+
+
+def test_a_prompt_is_read_once_for_its_group():
+    reads = []
+
+    class Counted(engine.Engine):
+        def read(self, entering):
+            prefix = super().read(entering)
+            reads.extend(prefix.rows)
+            return prefix
+
+    how = settings.Settings(6, stop_ids=(5,))
+    queue = [
+        engine.Waiting(row, np.array(PROMPTS[row // 4], np.int32), 0, 6, row) for row in range(20)
+    ]
+    plan = shapes.shapes_for(rollout.Capacity(20, 5, 30, 6), SHAPES, 3, 1, False)
+    run = Counted(slots.forward_of(MODEL), PARAMS, KEY, queue, how, plan, None)
+    ended = [one.row for batch in run.run() for one in batch]
+    assert sorted(ended) == list(range(20))
+    assert len(reads) == len(set(reads)) == 5
+    assert run.prefixes == []
+
+
+def test_limits_end_each_completion():
+    limits = [0, 30, 7, 1, 12, 3, 30, 9, 2, 4, 30, 5, 6, 8, 10]
+    cut = rollout.sample(
+        MODEL, PARAMS, MANY, KEY, sample_ids=MANY_IDS, limits=limits, slots=4, capacity=SHAPES,
+        **MANY_SETTINGS,
+    )  # fmt: skip
+    whole = all_at_once()
+    np.testing.assert_array_equal(cut.lengths, np.minimum(whole.lengths, limits))
+    np.testing.assert_array_equal(cut.tokens, np.where(cut.mask, whole.tokens, 0))
+
+
+GROUPED = {"max_new_tokens": 20, "stop_ids": [5, 9, 17], "capacity": SHAPES}
+
+
+@pytest.mark.parametrize("width", [None, 2, 5])
+def test_groups_come_as_they_finish(width):
+    whole = rollout.sample(
+        MODEL, PARAMS, [prompt for prompt in PROMPTS for _ in range(3)], KEY, **GROUPED
+    )
+    groups = dict(
+        rollout.sample_groups(MODEL, PARAMS, PROMPTS, KEY, group_size=3, slots=width, **GROUPED)
+    )
+    assert sorted(groups) == [0, 1, 2, 3, 4]
+    for number, group in groups.items():
+        same(group, rollout.Rollout(*(field[3 * number : 3 * number + 3] for field in whole)))
+
+
+def test_the_first_group_comes_before_the_last_is_begun():
+    limits = [2, 2, *[20] * 8]
+    pieces = rollout.sample_groups(
+        MODEL, PARAMS, PROMPTS, KEY, group_size=2, slots=2, limits=limits,
+        max_new_tokens=20, stop_ids=[-1], capacity=SHAPES,
+    )  # fmt: skip
+    number, group = next(pieces)
+    assert (number, group.lengths.tolist()) == (0, [2, 2])
+    assert [number for number, _ in pieces] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("budget", [1, 20, 63, 1000])
+def test_what_a_budget_leaves_is_continued_as_if_nothing_had_been(budget):
+    settings = {"sample_ids": MANY_IDS, "slots": 4, "capacity": SHAPES, **MANY_SETTINGS}
+    result, calls, drawn = None, 0, 0
+    while result is None or (result.stop_reasons == rollout.UNFINISHED).any():
+        result = rollout.sample(MODEL, PARAMS, MANY, KEY, begun=result, budget=budget, **settings)
+        left = (result.stop_reasons == rollout.UNFINISHED).any()
+        calls, drawn, before = calls + 1, int(result.lengths.sum()), drawn
+        assert not left or budget <= drawn - before < budget + 4
+    same(result, all_at_once())
+    assert calls >= min(drawn // (budget + 3), 2)
+
+
+def test_a_stop_string_is_found_across_a_continuation():
+    model, params, tokenizer = in_order(*SPOKEN)
+    settings = {
+        "max_new_tokens": 30, "temperature": 0.0, "stop_ids": tokenizer.eos_ids,
+        "stop_strings": ["hij"], "tokenizer": tokenizer,
+    }  # fmt: skip
+    whole = rollout.sample(model, params, [[0]], KEY, **settings)
+    for budget in range(1, 8):
+        begun = rollout.sample(model, params, [[0]], KEY, budget=budget, **settings)
+        same(rollout.sample(model, params, [[0]], KEY, begun=begun, **settings), whole)
+    assert whole.lengths.tolist() == [7]
+
+
+def test_new_prompts_and_continued_ones_together():
+    settings = {"slots": 4, "capacity": SHAPES, **MANY_SETTINGS}
+    half = rollout.sample(
+        MODEL, PARAMS, MANY[:7], KEY, sample_ids=MANY_IDS[:7], budget=30, **settings
+    )
+    begun = rollout.Rollout(*map(np.concatenate, zip(half, rollout.unstarted(8, 30), strict=True)))
+    groups = rollout.sample_groups(
+        MODEL, PARAMS, MANY, KEY, group_size=1, sample_ids=MANY_IDS, begun=begun, **settings
+    )
+    whole = all_at_once()
+    found = dict(groups)
+    assert len(found) == len(MANY)
+    for row, one in found.items():
+        same(one, rollout.Rollout(*(field[row : row + 1] for field in whole)))
+
+
 def test_the_stop_id_is_kept_and_nothing_after_it():
     model, params, _ = in_order(*"abcdef")
 
@@ -318,6 +461,9 @@ def test_nothing_to_sample():
         ([[1]], {"temperature": -1.0}, "temperature is -1.0"),
         ([[1]], {"stop_strings": ["a"]}, "tokenizer="),
         ([[1]], {"stop_strings": [""], "tokenizer": Pieces("a")}, "a stop string is empty"),
+        ([[1]], {"slots": 0}, "slots is 0"),
+        ([[1]], {"limits": [21]}, "limits has 21; each must be from 0 to max_new_tokens"),
+        ([[1]], {"begun": rollout.unstarted(2, 20)}, "begun has 2 completions for 1 prompts"),
         ([[1]], {"sample_ids": [1, 2]}, "2 sample_ids were given for 1 prompts"),
         (np.zeros((2, 3), int), {}, "lengths="),
         (np.zeros((2, 3), int), {"lengths": [1]}, "1 lengths were given for 2 prompts"),
@@ -329,34 +475,41 @@ def test_what_cannot_be_sampled_is_refused(prompts, settings, message):
 
 
 def test_nothing_is_compiled_again_after_warm_up():
-    def ask(rows, longest, new_tokens, temperature, stop_ids):
-        prompts = [
-            RNG.integers(0, V, size=RNG.integers(1, longest + 1)).tolist() for _ in range(rows)
-        ]
-        rollout.sample(
-            MODEL, PARAMS, prompts, jax.random.key(int(RNG.integers(99))),
-            max_new_tokens=new_tokens, temperature=temperature, top_p=0.9, stop_ids=stop_ids,
-            capacity=rollout.Capacity(8, 8, 64, 30),
-        )  # fmt: skip
+    def ask(rows, longest, new_tokens, temperature=1.0, stop_ids=(1,)):
+        """A call that is interrupted, and another that ends it, group by group."""
+        sizes = RNG.integers(1, longest + 1, size=-(-rows // 2))
+        prompts = [RNG.integers(0, V, size=size).tolist() for size in sizes for _ in range(2)]
+        settings = {
+            "max_new_tokens": new_tokens, "temperature": temperature, "top_p": 0.9, "slots": 8,
+            "stop_ids": stop_ids, "capacity": rollout.Capacity(8, 8, 64, 30),
+        }  # fmt: skip
+        key = jax.random.key(int(RNG.integers(99)))
+        begun = rollout.sample(MODEL, PARAMS, prompts, key, budget=3 * rows, **settings)
+        rest = rollout.sample_groups(
+            MODEL, PARAMS, prompts, key, group_size=1, begun=begun, **settings
+        )
+        assert len(list(rest)) == len(prompts)
 
-    ask(2, 9, 5, 1.0, [1])
+    ask(2, 9, 5)
     before = len(compiles)
     ask(8, 64, 30, 0.5, [2])
     ask(7, 20, 17, 0.8, [60])
+    ask(30, 64, 30, 1.0, [9])
+    ask(90, 3, 11, 1.1, [4])
     ask(1, 1, 1, 1.3, [4])
     assert len(compiles) == before
 
 
 def test_a_temperature_of_zero_is_another_program():
-    assert sampler.Settings(3, temperature=0.0).rules().temperature is None
-    assert sampler.Settings(3, temperature=0).rules().temperature is None
+    assert settings.Settings(3, temperature=0.0).rules().temperature is None
+    assert settings.Settings(3, temperature=0).rules().temperature is None
 
 
 def test_sizes_are_rounded_up_to_few():
-    assert [sampler.bucket(n) for n in (1, 2, 3, 4, 5, 7, 9, 13, 17, 33)] == [
+    assert [shapes.bucket(n) for n in (1, 2, 3, 4, 5, 7, 9, 13, 17, 33)] == [
         1, 2, 3, 4, 6, 8, 12, 16, 24, 48,
     ]  # fmt: skip
-    assert [sampler.bucket_length(n) for n in (0, 16, 17, 100, 129, 300, 700)] == [
+    assert [shapes.bucket_length(n) for n in (0, 16, 17, 100, 129, 300, 700)] == [
         16, 16, 32, 128, 256, 384, 768,
     ]  # fmt: skip
 
@@ -372,10 +525,12 @@ def test_decoding_changes_the_cache_in_place(dtype):
     params = jax.eval_shape(model.init, jax.random.key(0))
     forward = slots.forward_of(model)
     state = jax.eval_shape(lambda: slots.empty(forward, 16, 1024, 16, jax.random.key(0)))
-    rules = sampler.Settings(16, stop_ids=(1,)).rules()
+    rules = settings.Settings(16, stop_ids=(1,)).rules()
     advance = jax.jit(slots.advance, static_argnums=(0, 1), donate_argnums=3)
     memory = (
-        advance.lower(forward, None, params, state, rules, np.int32(4)).compile().memory_analysis()
+        advance.lower(forward, None, params, state, rules, np.int32(4), np.int32(16))
+        .compile()
+        .memory_analysis()
     )
     cache = sum(part.size * part.dtype.itemsize for part in state.cache)
     assert memory.alias_size_in_bytes >= cache

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from jaxpost.models.model import Model
-from jaxpost.rollout import text
-from jaxpost.rollout.sampler import Capacity, Rollout, Settings, blocks, check_prompt
+from jaxpost.rollout import sampler, text
+from jaxpost.rollout.settings import Settings
 from jaxpost.typing import Array, Params
 
 STREAM_BLOCK = 4  # tokens decoded between two pieces
@@ -39,22 +39,17 @@ def stream(
     ends = tuple(sorted(tokenizer.eos_ids if stop_ids is None else stop_ids))
     settings = Settings(max_new_tokens, temperature, top_k, top_p, min_p, ends, tuple(stop_strings))
     prompts = [np.array(text.prompt_ids(tokenizer, prompt), np.int32)]
-    sampled = blocks(
-        model,
-        params,
-        prompts,
-        key,
-        settings,
-        sample_ids=[0],
-        tokenizer=tokenizer,
-        capacity=Capacity(),
-        block=STREAM_BLOCK,
-        watched=True,
+    running, _ = sampler.start(
+        model, params, prompts, key, settings, None, None, None, None, tokenizer, None
     )
+    running.fill()
     shown = 0
-    for rollout, finished in sampled:
-        ready = text_of(rollout, 0, tokenizer, settings)
-        if not finished:
+    while running.running():
+        running.advance(block=STREAM_BLOCK)
+        ended = running.collect()
+        (one,) = ended or running.so_far()
+        ready = text_of(one.tokens, tokenizer, settings)
+        if not ended:
             ready = text.settled(ready, stop_strings)
         if len(ready) > shown:
             yield ready[shown:]
@@ -79,34 +74,38 @@ def generate_text(
 ) -> list[str]:
     """The completion of each prompt as text, in the order of the prompts; greedy by default.
 
-    Prompts of like length are sampled together, `batch_size` at a time, and each draws by its
-    index, so the texts do not depend on `batch_size`. A stop string or stop id (by default the
-    tokenizer's `eos_ids`) is no part of the text. Without a `key`, `jax.random.key(0)` is used.
+    `batch_size` sequences are decoded at once, and each draws by its index, so the texts do not
+    depend on it. A stop string or stop id (by default the tokenizer's `eos_ids`) is no part of
+    the text. Without a `key`, `jax.random.key(0)` is used.
 
     Raises:
       ValueError: as `sample`.
     """
     ends = tuple(sorted(tokenizer.eos_ids if stop_ids is None else stop_ids))
     settings = Settings(max_new_tokens, temperature, top_k, top_p, min_p, ends, tuple(stop_strings))
-    key = jax.random.key(0) if key is None else key
-    ids = [np.array(text.prompt_ids(tokenizer, prompt), np.int32) for prompt in prompts]
-    for row, prompt in enumerate(ids):
-        check_prompt(model, row, prompt, max_new_tokens)
-    size = min(batch_size, len(ids))
-    capacity = Capacity(size, size, max(map(len, ids), default=1), max_new_tokens)
-    order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
-    texts = [""] * len(ids)
-    for first in range(0, len(order), batch_size):
-        batch = order[first : first + batch_size]
-        rows = [ids[index] for index in batch]
-        *_, (rollout, _) = blocks(model, params, rows, key, settings, batch, tokenizer, capacity)
-        for row, index in enumerate(batch):
-            texts[index] = text_of(rollout, row, tokenizer, settings)
-    return texts
+    if not prompts:
+        return []
+    ids = [text.prompt_ids(tokenizer, prompt) for prompt in prompts]
+    rollout = sampler.sample(
+        model,
+        params,
+        ids,
+        jax.random.key(0) if key is None else key,
+        max_new_tokens=max_new_tokens,
+        slots=batch_size,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        stop_ids=ends,
+        stop_strings=stop_strings,
+        tokenizer=tokenizer,
+    )
+    pairs = zip(rollout.tokens, rollout.lengths, strict=True)
+    return [text_of(tokens[:length], tokenizer, settings) for tokens, length in pairs]
 
 
-def text_of(rollout: Rollout, row: int, tokenizer: text.Tokenizer, settings: Settings) -> str:
+def text_of(tokens: np.ndarray, tokenizer: text.Tokenizer, settings: Settings) -> str:
     """The text of a completion, without its stop id or stop string."""
-    ids = rollout.tokens[row, : rollout.lengths[row]].tolist()
-    found = tokenizer.decode(text.without_stop_id(ids, settings.stop_ids))
+    found = tokenizer.decode(text.without_stop_id(tokens.tolist(), settings.stop_ids))
     return text.before(found, settings.stop_strings)

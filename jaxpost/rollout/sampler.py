@@ -5,27 +5,15 @@ sequence draws depends on its own sample id and positions: not on its batch, slo
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from jaxpost import sampling
 from jaxpost.models.model import Model
-from jaxpost.rollout import slots as engine
-from jaxpost.rollout import text
-from jaxpost.rollout.slots import CHUNK, Entries, Rules, Slots
+from jaxpost.rollout import engine, settings, shapes, text
+from jaxpost.rollout.shapes import Capacity
+from jaxpost.rollout.slots import UNFINISHED, forward_of
 from jaxpost.typing import Array, Params
-
-BLOCK = 8  # tokens decoded between two looks at the text
-SMALLEST = 16  # the least length that is compiled for
-PREFILL_ROWS = 32  # prompts read at once
-
-_empty = jax.jit(engine.empty, static_argnums=(0, 1, 2, 3))
-_prefill = jax.jit(engine.prefill, static_argnums=0)
-_insert = jax.jit(engine.insert, donate_argnums=0)
-_advance = jax.jit(engine.advance, static_argnums=(0, 1), donate_argnums=3)
-_cut = jax.jit(engine.cut, donate_argnums=0)
 
 
 class Rollout(NamedTuple):
@@ -36,7 +24,7 @@ class Rollout(NamedTuple):
       logps: log-probabilities (nats) under the distribution sampled from; 0 outside `mask`.
       mask: True on the completion, its stop id included, nothing after it.
       lengths: [B], tokens of each completion.
-      stop_reasons: [B], STOP, LENGTH or STRING; `REASONS` names them.
+      stop_reasons: [B], STOP, LENGTH, STRING or UNFINISHED; `REASONS` names them.
     """
 
     tokens: np.ndarray
@@ -44,44 +32,6 @@ class Rollout(NamedTuple):
     mask: np.ndarray
     lengths: np.ndarray
     stop_reasons: np.ndarray
-
-
-class Capacity(NamedTuple):
-    """The shapes to compile for; they are rounded up, and raised where a call needs more.
-
-    Give the largest that is to come, and a first small batch compiles for all.
-
-    Attributes:
-      rows: sequences sampled at once.
-      prompts: different prompts among them.
-      prompt_tokens: of the longest prompt.
-      new_tokens: the largest `max_new_tokens`.
-    """
-
-    rows: int = 1
-    prompts: int = 1
-    prompt_tokens: int = 1
-    new_tokens: int = 1
-
-
-class Settings(NamedTuple):
-    """How tokens are drawn and where a completion ends."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    stop_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-
-    def rules(self) -> Rules:
-        def number(value: float | None) -> Any:
-            return None if value is None else np.float32(value)
-
-        temperature = None if sampling.is_greedy(self.temperature) else number(self.temperature)
-        stop_ids: Any = np.array(self.stop_ids, np.int32)
-        return Rules(temperature, number(self.top_p), number(self.min_p), stop_ids)
 
 
 def sample(
@@ -93,6 +43,10 @@ def sample(
     max_new_tokens: int,
     lengths: text.Ids | None = None,
     sample_ids: text.Ids | None = None,
+    limits: text.Ids | None = None,
+    begun: Rollout | None = None,
+    budget: int | None = None,
+    slots: int | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -115,6 +69,13 @@ def sample(
       lengths: [B], tokens of each prompt; needed with an array.
       sample_ids: [B], 0 … B-1 by default. A sequence with the same id and prompt draws the same
         completion in any batch.
+      limits: [B], the longest completion of each, where that is not `max_new_tokens`.
+      begun: an earlier result for these prompts; its unfinished completions are continued, and
+        with the same key and ids draw what they would have drawn at once. The others are kept.
+      budget: about how many tokens to draw in all (at most one a slot more); what is not done by
+        then comes back as it is, its stop reason UNFINISHED.
+      slots: how many sequences are decoded at once, all by default. A slot that is done goes to
+        the next prompt, so the time follows the mean length, not the longest.
       stop_ids: a completion ends with the first of these, and includes it.
       stop_strings: a completion ends with the token that completes one of these in its text.
       tokenizer: reads that text; needed for `stop_strings`.
@@ -124,52 +85,107 @@ def sample(
       ValueError: an empty prompt, one too long for the model or with a token outside its
         vocabulary, or a setting out of range.
     """
-    settings = Settings(
-        max_new_tokens,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        tuple(sorted(stop_ids)),
+    how = settings.Settings(
+        max_new_tokens, temperature, top_k, top_p, min_p, tuple(sorted(stop_ids)),
         tuple(stop_strings),
+    )  # fmt: skip
+    rows = settings.rows_of(prompts, lengths)
+    running, result = start(
+        model, params, rows, key, how, begun, sample_ids, limits, slots, tokenizer, capacity
     )
-    rows = rows_of(prompts, lengths)
-    ids = range(len(rows)) if sample_ids is None else sample_ids
-    pieces = blocks(model, params, rows, key, settings, ids, tokenizer, capacity or Capacity())
-    *_, (rollout, _) = pieces
-    return rollout
+    for ended in running.run(budget=budget):
+        for one in ended:
+            add(result, one)
+    return result
 
 
-def blocks(
+def sample_groups(
     model: Model,
     params: Params,
-    prompts: Sequence[np.ndarray],
+    prompts: Sequence[text.Ids] | np.ndarray,
     key: Array,
-    settings: Settings,
-    sample_ids: text.Ids,
-    tokenizer: text.Tokenizer | None,
-    capacity: Capacity,
-    block: int = BLOCK,
-    watched: bool = False,
-) -> Iterator[tuple[Rollout, bool]]:
-    """Samples and yields, after each block of tokens, all so far and whether all are done.
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    lengths: text.Ids | None = None,
+    sample_ids: text.Ids | None = None,
+    limits: text.Ids | None = None,
+    begun: Rollout | None = None,
+    budget: int | None = None,
+    slots: int | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    stop_ids: Collection[int] = (),
+    stop_strings: Sequence[str] = (),
+    tokenizer: text.Tokenizer | None = None,
+    capacity: Capacity | None = None,
+) -> Iterator[tuple[int, Rollout]]:
+    """Samples G = `group_size` completions of each of P prompts, and yields groups as they finish.
 
-    Without stop strings, and unless someone watches, there is one block.
+    Yields (p, the G completions of prompt p), in the order in which they are done; the device goes
+    on with the others meanwhile. Together they are what `sample` gives for every prompt G times in
+    a row, and `sample_ids`, `limits` and `begun` have these P · G rows. Groups that `budget` leaves
+    unfinished come last.
+
+    Raises:
+      ValueError: as `sample`, when the first group is asked for.
     """
-    check(model, prompts, settings, sample_ids, tokenizer)
-    forward, rules = engine.forward_of(model), settings.rules()
-    slots = start(model, params, prompts, key, settings.max_new_tokens, sample_ids, capacity)
-    decode = None if tokenizer is None or not settings.stop_strings else tokenizer.decode
-    seen = [0] * len(prompts)
-    steps = np.int32(block if watched or decode else settings.max_new_tokens)
-    while True:
-        slots = _advance(forward, settings.top_k, params, slots, rules, steps)
-        if decode is not None:
-            slots = cut_at_strings(slots, seen, settings, decode)
-        finished = bool(np.array(slots.done).all())
-        yield collect(slots, len(prompts), settings.max_new_tokens), finished
-        if finished:
-            return
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}; it must be 1 or more")
+    how = settings.Settings(
+        max_new_tokens, temperature, top_k, top_p, min_p, tuple(sorted(stop_ids)),
+        tuple(stop_strings),
+    )  # fmt: skip
+    rows = [row for row in settings.rows_of(prompts, lengths) for _ in range(group_size)]
+    running, result = start(
+        model, params, rows, key, how, begun, sample_ids, limits, slots, tokenizer, capacity
+    )
+    missing = np.sum((result.stop_reasons == UNFINISHED).reshape(-1, group_size), axis=1)
+    for group in np.flatnonzero(missing == 0):
+        yield int(group), group_of(result, int(group), group_size)
+    for ended in running.run(promptly=True, budget=budget):
+        for one in ended:
+            add(result, one)
+            missing[one.row // group_size] -= 1
+            if missing[one.row // group_size] == 0:
+                yield one.row // group_size, group_of(result, one.row // group_size, group_size)
+
+
+def group_of(rollout: Rollout, group: int, size: int) -> Rollout:
+    return Rollout(*(field[group * size : (group + 1) * size] for field in rollout))
+
+
+def unstarted(rows: int, max_new_tokens: int) -> Rollout:
+    """Completions of which nothing is drawn yet; what `begun` may hold for new prompts."""
+    shape = (rows, max_new_tokens)
+    return Rollout(
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.float32),
+        np.zeros(shape, bool),
+        np.zeros(rows, np.int32),
+        np.full(rows, UNFINISHED),
+    )
+
+
+def begun_rollout(begun: Rollout | None, rows: int, max_new_tokens: int) -> Rollout:
+    """Arrays for the results, with what an earlier call has drawn."""
+    result = unstarted(rows, max_new_tokens)
+    if begun is None:
+        return result
+    if len(begun.lengths) != rows:
+        raise ValueError(f"begun has {len(begun.lengths)} completions for {rows} prompts")
+    longest = max(begun.lengths, default=0)
+    if longest > max_new_tokens:
+        raise ValueError(
+            f"begun holds a completion of {longest} tokens, and max_new_tokens is {max_new_tokens}"
+        )
+    for mine, theirs in zip(result[:3], begun[:3], strict=True):
+        mine[:, :longest] = theirs[:, :longest]
+    return result._replace(
+        lengths=np.array(begun.lengths, np.int32), stop_reasons=np.array(begun.stop_reasons)
+    )
 
 
 def start(
@@ -177,130 +193,40 @@ def start(
     params: Params,
     prompts: Sequence[np.ndarray],
     key: Array,
-    max_new_tokens: int,
-    sample_ids: text.Ids,
-    capacity: Capacity,
-) -> Slots:
-    """Slots that have read their prompts, but for the last token of each."""
-    users: dict[tuple[int, ...], list[int]] = {}  # prompt → the sequences that begin with it
-    for row, prompt in enumerate(prompts):
-        users.setdefault(tuple(prompt.tolist()), []).append(row)
-    distinct = list(users)
-    longest = max(capacity.prompt_tokens, *map(len, distinct), 1)
-    new_tokens = max(capacity.new_tokens, max_new_tokens)
-    rows = bucket(max(capacity.rows, len(prompts)))
-    together = bucket(min(max(capacity.prompts, len(distinct)), PREFILL_ROWS))
-
-    forward = engine.forward_of(model)
-    length, width = bucket_length(longest + new_tokens), bucket_length(new_tokens)
-    slots = _empty(forward, rows, length, width, key)
-    for first in range(0, len(distinct), together):
-        group = distinct[first : first + together]
-        tokens, read = padded([prompt[:-1] for prompt in group], together, bucket_length(longest))
-        prefix = _prefill(forward, params, tokens, read)
-        taken = [(source, row) for source, prompt in enumerate(group) for row in users[prompt]]
-        entries = Entries(*np.zeros((7, rows), np.int32))
-        for place, (source, row) in enumerate(taken):
-            entries.slots[place], entries.sources[place] = row, source
-            entries.newest[place] = prompts[row][-1]
-            entries.positions[place] = len(prompts[row]) - 1
-            entries.limits[place], entries.sample_ids[place] = max_new_tokens, sample_ids[row]
-        slots = _insert(slots, prefix, entries._replace(number=np.int32(len(taken))), key)
-    return slots
-
-
-def bucket(count: int) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, … that is not under `count`."""
-    power = 1 << max(count - 1, 0).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
-
-
-def bucket_length(length: int) -> int:
-    """The least of 16, 32, 64, CHUNK and multiples of CHUNK by a `bucket` that is not under it."""
-    if length > CHUNK:
-        return CHUNK * bucket(-(-length // CHUNK))
-    return max(SMALLEST, 1 << max(length - 1, 0).bit_length())
-
-
-def padded(sequences: Sequence[text.Ids], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sequences as an array [rows, width], 0 after their ends, and their lengths [rows]."""
-    tokens, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
-    for row, sequence in enumerate(sequences):
-        tokens[row, : len(sequence)], lengths[row] = sequence, len(sequence)
-    return tokens, lengths
-
-
-def cut_at_strings(slots: Slots, seen: list[int], settings: Settings, decode: text.Decode) -> Slots:
-    """Ends the completions whose text holds a stop string; `seen` counts the tokens looked at."""
-    tokens, lengths = np.array(slots.tokens), np.array(slots.lengths)
-    ended = np.zeros(len(lengths), bool)
-    for row, known in enumerate(seen):
-        if lengths[row] == known:
-            continue
-        ids = text.without_stop_id(tokens[row, : lengths[row]].tolist(), settings.stop_ids)
-        count = text.completed_at(ids, known, settings.stop_strings, decode)
-        if count is not None:
-            ended[row], lengths[row] = True, count
-        seen[row] = int(lengths[row])
-    return _cut(slots, ended, lengths) if ended.any() else slots
-
-
-def collect(slots: Slots, rows: int, width: int) -> Rollout:
-    """What the first `rows` slots have sampled, copied to the host."""
-    tokens, logps = (np.array(field)[:rows, :width] for field in (slots.tokens, slots.logps))
-    lengths, reasons = (np.array(field)[:rows] for field in (slots.lengths, slots.stop_reasons))
-    mask = np.arange(width) < lengths[:, None]
-    return Rollout(np.where(mask, tokens, 0), np.where(mask, logps, 0), mask, lengths, reasons)
-
-
-def rows_of(prompts: Sequence[text.Ids] | np.ndarray, lengths: text.Ids | None) -> list[np.ndarray]:
-    """The prompts without their padding."""
-    if lengths is None:
-        if isinstance(prompts, np.ndarray | jax.Array):
-            raise ValueError(
-                "prompts in an array are padded, so say how long they are: lengths=[...]"
-            )
-        return [np.asarray(prompt, np.int32) for prompt in prompts]
-    if len(lengths) != len(prompts):
-        raise ValueError(f"{len(lengths)} lengths were given for {len(prompts)} prompts")
-    pairs = zip(prompts, lengths, strict=True)
-    return [np.asarray(prompt, np.int32)[:length] for prompt, length in pairs]
-
-
-def check(
-    model: Model,
-    prompts: Sequence[np.ndarray],
-    settings: Settings,
-    sample_ids: text.Ids,
+    how: settings.Settings,
+    begun: Rollout | None,
+    sample_ids: text.Ids | None,
+    limits: text.Ids | None,
+    slots: int | None,
     tokenizer: text.Tokenizer | None,
-) -> None:
-    """Raises ValueError for what cannot be sampled; see `sample`."""
-    sampling.check_settings(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-    if settings.max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens is {settings.max_new_tokens}; it must be 0 or more")
-    if settings.stop_strings and tokenizer is None:
-        raise ValueError("stop_strings are looked for in text: give the tokenizer= that decodes it")
-    if "" in settings.stop_strings:
-        raise ValueError("a stop string is empty: it would end every completion; leave it out")
-    if not prompts:
-        raise ValueError("there are no prompts to complete")
-    if len(sample_ids) != len(prompts):
-        raise ValueError(f"{len(sample_ids)} sample_ids were given for {len(prompts)} prompts")
-    for row, prompt in enumerate(prompts):
-        check_prompt(model, row, prompt, settings.max_new_tokens)
+    capacity: Capacity | None,
+) -> tuple[engine.Engine, Rollout]:
+    """The engine, what is not finished in its queue, and the results with what is."""
+    settings.check(model, prompts, how, tokenizer)
+    if slots is not None and slots < 1:
+        raise ValueError(f"slots is {slots}; it must be 1 or more, or None for all at once")
+    ids = settings.counted("sample_ids", sample_ids, range(len(prompts)))
+    most = how.max_new_tokens
+    ends = settings.counted("limits", limits, [most] * len(prompts), most)
+    result = begun_rollout(begun, len(prompts), most)
+    queue = []
+    for row in np.flatnonzero(result.stop_reasons == UNFINISHED).tolist():
+        drawn = result.tokens[row, : result.lengths[row]]
+        left = max(int(ends[row]) - len(drawn), 0)
+        prompt = np.concatenate([prompts[row], drawn])
+        queue.append(engine.Waiting(row, prompt, len(drawn), left, int(ids[row])))
+    different = len({one.prompt.tobytes() for one in queue})
+    need = Capacity(len(queue), different, max(map(len, prompts)), most)
+    plan = shapes.shapes_for(need, capacity or Capacity(), slots, 1, begun is not None)
+    made = engine.Engine(forward_of(model), params, key, queue, how, plan, tokenizer)
+    return made, result
 
 
-def check_prompt(model: Model, row: int, prompt: np.ndarray, max_new_tokens: int) -> None:
-    most, vocab_size = model.config.max_positions, model.config.vocab_size
-    if len(prompt) == 0:
-        raise ValueError(f"prompt {row} is empty; give it at least one token, such as BOS")
-    if prompt.min() < 0 or prompt.max() >= vocab_size:
-        outside = next(int(token) for token in prompt if not 0 <= token < vocab_size)
-        raise ValueError(f"prompt {row} holds token {outside}; the vocabulary has {vocab_size}")
-    if len(prompt) + max_new_tokens > most:
-        left = most - len(prompt)
-        way_out = f"max_new_tokens can be {left}" if left > 0 else "shorten the prompt"
-        raise ValueError(
-            f"prompt {row} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}: "
-            f"{len(prompt) + max_new_tokens} positions, over the model's {most}; {way_out}"
-        )
+def add(rollout: Rollout, ended: engine.Ended) -> None:
+    """Writes what was drawn of a completion behind what it had."""
+    first = rollout.lengths[ended.row]
+    new = slice(first, first + len(ended.tokens))
+    rollout.tokens[ended.row, new], rollout.logps[ended.row, new] = ended.tokens, ended.logps
+    rollout.mask[ended.row, new] = True
+    rollout.lengths[ended.row] += len(ended.tokens)
+    rollout.stop_reasons[ended.row] = ended.reason

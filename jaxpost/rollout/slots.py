@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from jaxpost import sampling
 from jaxpost.models.model import Cache, Model
+from jaxpost.rollout.shapes import CHUNK
 from jaxpost.typing import Array, Bool, Float, Int, Params, Tokens
 
-STOP, LENGTH, STRING = 0, 1, 2  # why a completion ended
-REASONS = ("stop", "length", "stop_string")  # their names
-CHUNK = 128  # prompt tokens read at once
+STOP, LENGTH, STRING, UNFINISHED = 0, 1, 2, 3  # why a completion ended
+REASONS = ("stop", "length", "stop_string", "unfinished")  # their names
 
 
 class Forward(NamedTuple):
@@ -105,7 +105,7 @@ def empty(forward: Forward, rows: int, length: int, width: int, key: Array) -> S
         limits=zeros,
         lengths=zeros,
         done=jnp.ones(rows, bool),
-        stop_reasons=jnp.full(rows, LENGTH),
+        stop_reasons=jnp.full(rows, LENGTH, jnp.int32),
         tokens=jnp.zeros((rows, width), jnp.int32),
         logps=jnp.zeros((rows, width), jnp.float32),
     )
@@ -200,16 +200,23 @@ def advance(
     slots: Slots,
     rules: Rules,
     steps: Int[Array, ""],
+    until: Int[Array, ""],
 ) -> Slots:
-    """Takes `steps` steps, or fewer if every slot is done before."""
+    """Takes `steps` steps, or fewer if `until` slots are done before."""
 
     def unfinished(carry: tuple[Array, Slots]) -> Array:
-        return (carry[0] < steps) & ~jnp.all(carry[1].done)
+        return (carry[0] < steps) & (jnp.sum(carry[1].done) < until)
 
     def once(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
         return carry[0] + 1, step(forward, top_k, params, carry[1], rules)
 
     return jax.lax.while_loop(unfinished, once, (jnp.int32(0), slots))[1]
+
+
+def pick(slots: Slots, rows: Int[Array, " M"]) -> Slots:
+    """Some of the slots."""
+    cache = Cache(*(part[:, rows] for part in slots.cache))
+    return Slots(cache, *(field[rows] for field in slots[1:]))
 
 
 def cut(slots: Slots, ended: Bool[Array, " B"], lengths: Int[Array, " B"]) -> Slots:
