@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -131,7 +131,7 @@ class Scorer:
         for pool in self.pools:
             pool.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Scorer":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,6 +11,7 @@ process (memory, caches, patched modules) no other meets, and an overrun costs n
 import asyncio
 import contextlib
 import ctypes
+import gc
 import inspect
 import json
 import logging
@@ -79,6 +80,9 @@ def main() -> None:
         sys.set_int_max_str_digits(20_000)
     rewards, ready = load(job.sources)
     send(channel, {"ready": ready})
+    if job.fork:
+        gc.collect()
+        gc.freeze()  # so that collections in forks touch, and copy, less
     while (call := receive(requests)) is not None:
         work = answer(rewards, call)
         send(channel, in_child(work, call.seconds, (channel, requests)) if job.fork else work())

@@ -13,9 +13,10 @@
 | expressions | equal by algebra; decimals in them are exact |
 """
 
+import logging
 import re
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxpost.rewards.math import literals, screens
 from jaxpost.rewards.math import text as texts
@@ -43,13 +44,19 @@ IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
 WORDS = re.compile(r"[A-Za-z][A-Za-z .,'’-]*")
 SHORT_WORDS = ("yes", "no", "odd", "even", "true", "none", "east", "west", "all", "both")
 CHOICE = re.compile(r"\(?([A-Ja-j])[.)]?")
-TABLES = (
-    r"\frac{x^{2}+1}{2}",
-    r"\sqrt{3}-e^{-x}",
-    r"\sin(2\pi x)+\ln 5",
-    r"x\ge -1",
-    r"(0,\infty]",
+POINTS = (5, 9)
+LEARNT = (
+    (r"\frac{x^{2}-1}{2}", r"\frac{1}{2}(x-1)(x+1)"),
+    (r"\sqrt{12}-e^{-x}+\pi", r"2\sqrt{3}-e^{-x}+\pi"),
+    (r"\sin^{2}(2\pi x)+\ln 5", r"1-\cos^{2}(2\pi x)+\ln{5}"),
+    (r"x\ge -1", r"-1 \le x"),
+    (r"(0,\infty]", r"\emptyset"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&a_1\end{pmatrix}"),
+    (r"y^2+x=3+4i", r"|x+3|"),
 )
+
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the time limit is ours
 
 
 class Policy(NamedTuple):
@@ -64,6 +71,9 @@ def same(gold: Form, said: Form, policy: Policy) -> bool:
         return True
     if gold.kind == said.kind == "one":
         return same_one(gold, said, policy)
+    if {gold.kind, said.kind} == {"one", "list"}:
+        one, other = alone(gold), alone(said)
+        return one.kind == other.kind == "one" and same(one, other, policy)
     if gold.kind == "one" or said.kind == "one" or len(gold.items) != len(said.items):
         return False
     if gold.kind == said.kind == "tuple":
@@ -74,6 +84,11 @@ def same(gold: Form, said: Form, policy: Policy) -> bool:
     pair = gold if gold.kind == "tuple" else said
     bare = not (said if pair is gold else gold).text.startswith("\\{")
     return bare and (pair.opening, pair.closing) == ("(", ")") and in_order(gold, said, policy)
+
+
+def alone(form: Form) -> Form:
+    """The item of a list of one."""
+    return form.items[0] if form.kind == "list" and len(form.items) == 1 else form
 
 
 def in_order(gold: Form, said: Form, policy: Policy) -> bool:
@@ -152,7 +167,22 @@ def same_expression(gold: str, said: str) -> bool:
         pair = (expression(gold, real), expression(said, real))
     except Exception:  # the parser raises many kinds on what it cannot read
         return False
+    if any(refuted(*pair, number) for number in POINTS):
+        return False
     return math_verify.verify(*pair, float_rounding=12, timeout_seconds=None)
+
+
+def refuted(one: Any, other: Any, number: int) -> bool:
+    """Whether two expressions differ where their symbols have some values, by far: cheaply told."""
+    if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
+        return False
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    values = [(name, sympy.Rational(number + 7 * i, 13)) for i, name in enumerate(symbols)]
+    try:
+        left, right = (complex(sympy.N(side.subs(values), 20)) for side in (one, other))
+    except Exception:  # no number, or not defined here
+        return False
+    return abs(left - right) > 1e-6 * (1 + abs(left))
 
 
 def expression(text: str, real: bool = True) -> sympy.Basic | sympy.MatrixBase:
@@ -181,5 +211,5 @@ def readable(gold: Form) -> bool:
     return True
 
 
-for known in TABLES:  # the parser learns as it reads, and the forks of a worker share what it knows
-    expression(known)
+for one, other in LEARNT:  # what is learnt here (parser's tables, caches) a worker's forks share
+    same_expression(one, other)

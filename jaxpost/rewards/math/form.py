@@ -78,8 +78,7 @@ def bracketed(text: str) -> Form | None:
     if not text or text[0] not in "([" or text[-1] not in ")]":
         return None
     parts = texts.split(text[1:-1], COMMA)
-    balanced = texts.split(text[1:-1], re.compile(r"[)\]]")) == [text[1:-1].strip()]
-    if len(parts) < 2 or not balanced:
+    if len(parts) < 2 or not texts.balanced(text[1:-1]):
         return None
     return Form("tuple", text, tuple(map(read, parts)), text[0], text[-1])
 
@@ -91,7 +90,7 @@ def single(text: str) -> Form:
     if len(sides) > 1 and all(sides) and NAME.fullmatch(sides[0]):
         name, body = sides[0], sides[-1]
     percent = bool(PERCENT.search(body))
-    body, unit = united(PERCENT.sub("", body).strip())
+    body, unit = united(unbracketed(PERCENT.sub("", body).strip()))
     if unit == "%":
         percent, unit = True, ""
     whole = TEXT.fullmatch(body)
@@ -99,6 +98,16 @@ def single(text: str) -> Form:
     return Form(
         "one", text, name=name, body=body, unit=unit, percent=percent, worded=whole is not None
     )
+
+
+def unbracketed(text: str) -> str:
+    """Without brackets around all of it: `(-5)`, `\\left(\\frac{7}{2}\\right)`."""
+    while len(text) > 2 and text[0] + text[-1] in ("()", "{}"):
+        inner = text[1:-1]
+        if not texts.balanced(inner):
+            break
+        text = inner.strip()
+    return text
 
 
 def united(text: str) -> tuple[str, str]:

@@ -10,36 +10,35 @@ SYMBOLS = {
     "²": "^{2}", "³": "^{3}", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
 }  # fmt: skip
 SPELLINGS = (
-    (r"\\(?:dfrac|tfrac|cfrac)\b", r"\\frac"),
-    (r"\\(?:dbinom|tbinom)\b", r"\\binom"),
+    (r"\\(?:dfrac|tfrac|cfrac)(?![A-Za-z])", r"\\frac"),
+    (r"\\(?:dbinom|tbinom)(?![A-Za-z])", r"\\binom"),
     (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|displaystyle|limits)(?![A-Za-z])", ""),
-    (r"\\(?:[,;:!> ]|quad\b|qquad\b|enspace\b)|~", " "),
-    (r"\\(?:varnothing|O)\b", r"\\emptyset "),
-    (r"\\leq(?:slant)?\b", r"\\le"),
-    (r"\\geq(?:slant)?\b", r"\\ge"),
-    (r"\\neq\b", r"\\ne"),
+    (r"(?<!\\)\\(?:[,;:!> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|enspace\b)|~", " "),
+    (r"\\(?:varnothing|O)(?![A-Za-z])", r"\\emptyset "),
+    (r"\\leq(?:slant)?(?![A-Za-z])", r"\\le"),
+    (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge"),
+    (r"\\neq(?![A-Za-z])", r"\\ne"),
     (r"\\mleft|\\mright", ""),
-    (r"\\lbrace\b", r"\\{"),
-    (r"\\rbrace\b", r"\\}"),
-    (r"\\l?vert\b|\\rvert\b", "|"),
-    (r"\\langle\b", "("),
-    (r"\\rangle\b", ")"),
-    (r"\\(?:mathbf|mathit|mathsf|mathrm|textit|textbf|textrm|rm|mbox|hbox)\b", r"\\text"),
-    (r"\\(?:boldsymbol|bm)\b", ""),
-    (r"\\operatorname\*?\b", r"\\text"),
-    (r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b", "\N{DEGREE SIGN}"),
+    (r"\\lbrace(?![A-Za-z])", r"\\{"),
+    (r"\\rbrace(?![A-Za-z])", r"\\}"),
+    (r"\\l?vert(?![A-Za-z])|\\rvert(?![A-Za-z])", "|"),
+    (r"\\langle(?![A-Za-z])", "("),
+    (r"\\rangle(?![A-Za-z])", ")"),
+    (r"\\(?:mathbf|mathit|mathsf|mathrm|textit|textbf|textrm|rm|mbox|hbox)(?![A-Za-z])", r"\\text"),
+    (r"\\(?:boldsymbol|bm)(?![A-Za-z])", ""),
+    (r"\\operatorname\*?(?![A-Za-z])", r"\\text"),
+    (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])", "\N{DEGREE SIGN}"),
     (r"\{,\}", ","),
     (r"(\d)\{ \}(\d)", r"\1 \2"),
-    (r"\\infty\b", r"\\infty"),
-    (r"\\(?:cdotp|centerdot)\b", r"\\cdot"),
-    (r"\\[dlc]?dots\b|…", r"\\dots "),
+    (r"\\(?:cdotp|centerdot)(?![A-Za-z])", r"\\cdot"),
+    (r"\\[dlc]?dots(?![A-Za-z])|…", r"\\dots "),
 )  # fmt: skip
 FRAC = re.compile(r"\\(frac|binom)\s*(\d|[A-Za-z])\s*(\d|[A-Za-z])")
 FRAC_LEFT = re.compile(r"\\(frac|binom)\s*(\d|[A-Za-z])\s*(?=\{)")
 FRAC_RIGHT = re.compile(r"(\\(?:frac|binom)\s*\{[^{}]*\})\s*(\d|[A-Za-z])")
 SQRT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])")
-WRAPPED = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
-BOX = re.compile(r"\\(?:boxed|fbox)\b")
+WRAPPED = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"))
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 
 
 def tidy(text: str) -> str:
@@ -69,7 +68,7 @@ def unwrapped(text: str) -> str:
                 text = inner.strip()
         if text.endswith(".") and not text.endswith("..") and not text.endswith("\\."):
             text = text[:-1]
-        text = text.removesuffix("\\\\")
+        text = text.removesuffix("\\\\").removesuffix("**").removeprefix("**")
     return text
 
 
@@ -90,6 +89,16 @@ def groups(text: str, start: int) -> str | None:
             if not depth:
                 return text[start + 1 : index]
     return None
+
+
+def balanced(text: str) -> bool:
+    """Whether no bracket closes that did not open in it, and none stays open; of any kind."""
+    depth = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if depth < 0:
+            return False
+    return not depth
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
