@@ -269,6 +269,15 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path):
         run.resume(3)
 
 
+def test_fewer_steps_than_were_trained_are_refused(tmp_path):
+    """Else the model of step 5 would be exported as that of step 3."""
+    resumed(tmp_path, {"steps": 10})
+    with pytest.raises(runs.RunError, match="trained to step 5, and steps is 3 now; set steps=5"):
+        resumed(tmp_path, {"steps": 3})
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"steps": 10}
+    resumed(tmp_path, {"steps": 5})
+
+
 def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
     (tmp_path / "metrics.jsonl").write_bytes(
         b'{"step": 1, "loss": 1.0}\n{"step": 2}\n{"step": 3}\n\x00\x00\n{"step": 4, "lo'
@@ -292,7 +301,9 @@ def test_records_after_the_restored_step_are_cut(tmp_path, caplog):
 
 def test_what_is_no_record_is_quoted_with_its_line_and_what_belongs_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\nmine\n[]\n{"step": null}\n\n{"a": 1}\nx\ny\n{"step": 2}')
+    path.write_bytes(
+        b'{"step": 1}\nmine\n[]\n{"step": null}\n\n{"step": 1e999}\n{"step": 1.5}\ny\n{"step": 2}'
+    )
     with runs.open_run(tmp_path, {}, steps=9) as run:
         run.resume(2)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
@@ -303,7 +314,7 @@ def test_what_is_no_record_is_quoted_with_its_line_and_what_belongs_is_kept(tmp_
         f"{path} line 3 is no record and was removed: b'[]'",
         f"{path} line 4 is no record and was removed: b'{{\"step\": null}}'",
         f"{path} line 5 is no record and was removed: b''",
-        f"{path} line 6 is no record and was removed: b'{{\"a\": 1}}'",
+        f"{path} line 6 is no record and was removed: b'{{\"step\": 1e999}}'",
         f"{path}: 2 more such lines were removed",
     ]
     assert "cut" not in log
@@ -312,11 +323,13 @@ def test_what_is_no_record_is_quoted_with_its_line_and_what_belongs_is_kept(tmp_
 def test_a_folder_that_cannot_be_one_is_refused_by_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
+    (tmp_path / "run" / "lock.json").mkdir(parents=True)
     for folder, words in (
         ("file", r"run: .*/file cannot be a folder \(File exists\)"),
         ("file/below", r"run: .*/file/below cannot be a folder \(Not a directory\)"),
         ("", "run is empty"),
         (" ", "run is empty"),
+        ("run", r"run: .*/run/lock\.json is a folder, and a run keeps a file of that name"),
     ):
         with pytest.raises(runs.RunError, match=words):
             runs.open_run(folder, {}, steps=1)
@@ -326,7 +339,11 @@ def test_a_folder_that_cannot_be_one_is_refused_by_key(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "contents", "words"),
     [
-        ("finished.json", (b"", b"[]", b"{}", b'{"step": null}', b"\xff"), "remove it to go on"),
+        (
+            "finished.json",
+            (b"", b"[]", b"{}", b'{"step": null}', b'{"step": 1e999}', b"\xff"),
+            "remove it to go on",
+        ),
         ("config.yaml", (b"", b"[]", b"3", b"a: [", b"\xff", b"a: 2024-01-01"), "restore it, or"),
     ],
 )

@@ -68,7 +68,7 @@ def _holder(path: Path) -> dict[str, Any] | None:
         holder = {**{key: held[key] for key in here}, "pid": int(held["pid"])}
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         log.warning("%s cannot be read and was taken over", path)
         return None
     if holder["host"] == here["host"]:

@@ -49,6 +49,7 @@ def _truncate(path: Path, step: int) -> int:
 def _step_of(line: bytes) -> int | None:
     """The step of a record; None for what is none."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    return step if type(step) is int else None

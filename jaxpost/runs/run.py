@@ -91,8 +91,14 @@ class Run:
         Call it once state and data position are restored: what fails before changes nothing.
 
         Raises:
-          RunError: the run was finished once, and there is no checkpoint of it any more.
+          RunError: the run was finished once, and there is no checkpoint of it any more; or
+            training has gone on past the steps that it now has.
         """
+        if step > self.steps:
+            raise disk.RunError(
+                f"{self.folder} has been trained to step {step}, and steps is {self.steps} now; "
+                f"set steps={step} or more, or choose another run folder"
+            )
         done = _finished_step(self.folder)
         if step == 0 and done > 0:
             raise disk.RunError(
@@ -180,6 +186,7 @@ def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk.RunError(f"run: {run.folder} cannot be a folder ({error.strerror})") from error
+    _refuse_folders(run.folder)
     run._undo.enter_context(lock.held(run.folder / "lock.json"))
     changed = changes.check(run.folder, config, resume_anyway)
     done = _finished_step(run.folder)
@@ -196,6 +203,15 @@ def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
         log.info("changed since the last job: %s", change)
 
 
+def _refuse_folders(folder: Path) -> None:
+    for name in ("lock.json", "config.yaml", "finished.json", "log.txt", *records.RECORDS):
+        if (folder / name).is_dir():
+            raise disk.RunError(
+                f"run: {folder / name} is a folder, and a run keeps a file of that name; move it "
+                "away, or choose another run folder"
+            )
+
+
 def _finished_step(folder: Path) -> int:
     """The last step of a job that got to its end, or -1."""
     path = folder / "finished.json"
@@ -203,7 +219,7 @@ def _finished_step(folder: Path) -> int:
         return int(json.loads(path.read_text(encoding="utf-8"))["step"])
     except FileNotFoundError:
         return -1
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise disk.RunError(
             f"{path} does not say at which step the run was finished; remove it to go on from the "
             "last checkpoint"
