@@ -87,9 +87,10 @@ class Engine:
         self.held: list[Waiting | None] = [None] * shapes.widths[0]
         self.seen = [0] * shapes.widths[0]  # tokens in which no stop string was found
         self.sampled = self.left = 0  # tokens drawn in all, and those of completions that ended
-        self.slots = _empty(forward, shapes.widths[0], shapes.length, shapes.new_tokens, key)
+        slots = _empty(forward, shapes.widths[0], shapes.length, shapes.new_tokens, key)
         for width in shapes.widths[1:]:  # compiled now, so that nothing is later
-            self.decoded(_pick(self.slots, np.arange(width, dtype=np.int32)), 0, 0)
+            self.decoded(_pick(slots, np.arange(width, dtype=np.int32)), 0, 0)
+        self.slots = self.decoded(slots, 0, 0)
 
     def run(self, *, promptly: bool = False, budget: int | None = None) -> Iterator[list[Ended]]:
         """Completions as they end; those that `budget` leaves unfinished come last.
