@@ -27,7 +27,8 @@ def verify(
     Raises score.InfrastructureError without the checker, or where its box fails.
 
     `example`: `statement` (or `formal_statement`), `header` (imports; may be left out), `language`
-    (coq, lean4; lean4 where it is left out). `seconds`: the checker's deadline; at it, 0.
+    (coq, lean4; lean4 where it is left out). `seconds`: the checker's deadline; at it, 0 (so
+    `reward.deadline`, at which a worker is masked, must be longer).
     """
     language = str(example.get("language") or "lean4").lower()
     if language not in LANGUAGES:

@@ -37,8 +37,6 @@ def verify(
     completion: str, example: Mapping[str, Any], *, seconds: float = process.SECONDS
 ) -> score.Score:
     """Needs `coqc` and `coqchk` on the path. See `theorems.verify`."""
-    if not (shutil.which("coqc") and shutil.which("coqchk")):
-        raise score.InfrastructureError("no coqc and coqchk on the path; apt-get install coq")
     statement, header = sources.statement(example), str(example.get("header") or "")
     named = re.search(DECLARES + r"([\w']+)", sources.uncommented(statement, sources.COQ))
     if named is None:
@@ -52,6 +50,8 @@ def verify(
     submission = sources.joined(code, statement, declares, sources.COQ)
     if submission is None:
         return score.Score(0.0, {}, "statement changed")
+    if not (shutil.which("coqc") and shutil.which("coqchk")):
+        raise score.InfrastructureError("no coqc and coqchk on the path; apt-get install coq")
     files = {
         "Submission.v": f"{header}\n{submission}\n",
         "Reference.v": f"{header}\n{statement}\nAdmitted.\n",
