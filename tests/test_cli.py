@@ -580,6 +580,23 @@ def test_an_added_token_that_nothing_else_needs_is_only_warned_of(caplog):
         setup.check_vocabulary(tokenizer, 259, "m")
 
 
+def test_where_the_model_cannot_be_written_is_found_before_training(here, capsys):
+    (here / "other" / "model").mkdir(parents=True)
+    (here / "other" / "model" / "mine.txt").write_text("mine")
+    (here / "another").mkdir()
+    (here / "another" / "model").write_text("a file")
+    for run, said in (
+        ("other", "run: the trained model goes to"),
+        ("another", "is a file; give a folder"),
+        ("run", "run: run/model is model.path, and training would write over it"),
+    ):
+        model = "run/model" if run == "run" else "tiny"
+        assert cli.main(["train", "sft.yaml", f"run={run}", f"model.path={model}"]) == 2
+        assert said in capsys.readouterr().err
+    assert (here / "other" / "model" / "mine.txt").read_text() == "mine"
+    assert not (here / "other" / "checkpoints").exists()
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -619,9 +636,9 @@ def test_convert_overwrites_on_request_only_and_never_its_source(here, capsys):
     assert (here / "taken" / "model.safetensors").read_bytes() == before
     assert cli.main(["convert", "tiny", "taken", "--overwrite"]) == 0
     assert (here / "taken" / "model.safetensors").read_bytes() != before
-    for source, target in (("tiny", "./tiny"), ("run", "run")):
+    for source, target in (("tiny", "./tiny"), ("run", "run"), ("run", "run/checkpoints/a")):
         assert cli.main(["convert", source, target, "--overwrite"]) == 2
-        assert "is SOURCE itself" in capsys.readouterr().err
+        assert "the source" in capsys.readouterr().err
 
 
 def test_eval_takes_keys_of_the_data(here, capsys):

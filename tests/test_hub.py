@@ -392,6 +392,9 @@ def test_convert_changes_the_type_and_keeps_the_rest(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ValueError, match="is the source as well"):
         hub.convert(folder, tmp_path / "link")
+    with pytest.raises(ValueError, match=r"inside the source .*; choose another folder"):
+        hub.convert(tmp_path / "half", tmp_path / "half" / "below")
+    assert not (tmp_path / "half" / "below").exists()
 
 
 def test_an_unknown_dtype_is_refused(folder):

@@ -13,8 +13,10 @@ def main(argv: Sequence[str]) -> int:
     parser = usage.convert()
     options = parser.parse_args(argv)
     target = Path(options.target).expanduser()
-    if target.exists() and target.resolve() == Path(options.source).expanduser().resolve():
-        parser.error(f"{target} is SOURCE itself; choose another folder")
+    try:
+        hub.refuse_source(target, options.source, options.adapter, options.base)
+    except ValueError as error:
+        parser.error(str(error))
     if target.is_dir() and any(target.iterdir()) and not options.overwrite:
         parser.error(f"{target} is not empty; choose another folder, or give --overwrite")
     compile_cache.use_compile_cache()

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from jaxpost import config as configs
 from jaxpost.data import paths, sources
-from jaxpost.hub import source
+from jaxpost.hub import save, source
 from jaxpost.models import TransformerConfig
 from jaxpost.recipes import setup
 
@@ -28,8 +29,30 @@ def check(config: Any) -> None:
             source.folder_of(config.model.adapter)
     except (OSError, ValueError) as error:
         raise configs.ConfigError(f"model: {error}") from error
+    check_export(config.run, config.model)
     if isinstance(config.data, sources.DataConfig):
         check_length(config.data.max_length, architecture)
+
+
+def check_export(run: str, model: setup.ModelConfig) -> None:
+    """Looks at the folders that the trained model will be written to.
+
+    Raises:
+      ConfigError: one holds something else, or is what training starts from.
+    """
+    lora = model.lora is not None or model.adapter is not None
+    for target in [Path(run, "model"), *([Path(run, "adapter")] if lora else [])]:
+        for key in ("path", "tokenizer", "adapter"):
+            given = getattr(model, key)
+            if given is not None and Path(given).resolve() == target.resolve():
+                raise configs.ConfigError(
+                    f"run: {target} is model.{key}, and training would write over it; choose "
+                    "another run folder"
+                )
+        try:
+            save.refuse_foreign(target)
+        except FileExistsError as error:
+            raise configs.ConfigError(f"run: the trained model goes to {error}") from error
 
 
 def check_data(given: Iterable[str] | str | None, key: str) -> None:

@@ -1,7 +1,7 @@
 """Models from and to the outside: Hugging Face folders, PEFT adapters, GGUF in."""
 
 from jaxpost.hub.adapters import load_adapter, save_adapter
-from jaxpost.hub.convert import convert
+from jaxpost.hub.convert import convert, refuse_source
 from jaxpost.hub.load import init_model, load_config, load_model
 from jaxpost.hub.save import save_model
 from jaxpost.models.lora import add_lora, merge, trainable
@@ -14,6 +14,7 @@ __all__ = [
     "load_config",
     "load_model",
     "merge",
+    "refuse_source",
     "save_adapter",
     "save_model",
     "trainable",

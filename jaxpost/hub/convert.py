@@ -68,11 +68,14 @@ def convert(
 
 
 def refuse_source(target: source.Path, *sources: source.Path | None) -> None:
-    """Refuses to write into what is read, by whatever name."""
+    """Refuses to write over or into what is read, by whatever name."""
+    to = pathlib.Path(target).expanduser().resolve()
     for one in sources:
         path = None if one is None else pathlib.Path(one).expanduser()
-        if path and path.exists() and path.resolve() == pathlib.Path(target).expanduser().resolve():
-            raise ValueError(f"{os.fspath(target)}: is the source as well; choose another folder")
+        if path is None or not path.exists() or not to.is_relative_to(path.resolve()):
+            continue
+        where = "the source as well" if to == path.resolve() else f"inside the source {path}"
+        raise ValueError(f"{os.fspath(target)}: is {where}; choose another folder")
 
 
 @contextlib.contextmanager
