@@ -7,8 +7,8 @@ import time
 import pytest
 
 from jaxpost import rewards
-from jaxpost.rewards import gold, math
-from jaxpost.rewards.math import extract, form, literals
+from jaxpost.rewards import gold, literals, math
+from jaxpost.rewards.math import extract, form
 from jaxpost.rewards.math import text as texts
 
 PAIRS = pathlib.Path(__file__).parent / "golden" / "math_pairs.txt"

@@ -18,7 +18,8 @@ import re
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jaxpost.rewards.math import literals, screens
+from jaxpost.rewards import literals
+from jaxpost.rewards.math import screens
 from jaxpost.rewards.math import text as texts
 from jaxpost.rewards.math.form import Form
 

@@ -3,7 +3,7 @@
 import re
 from typing import Literal, NamedTuple
 
-from jaxpost.rewards.math import literals
+from jaxpost.rewards import literals
 from jaxpost.rewards.math import text as texts
 
 Kind = Literal["one", "list", "tuple"]
