@@ -105,6 +105,8 @@ def test_a_missing_configuration_offers_its_neighbours(tmp_path, capsys):
     (tmp_path / "sft_tiny.yaml").write_text("recipe: sft\n")
     assert cli.main(["train", str(tmp_path / "sft_tinny.yaml")]) == 2
     assert "did you mean" in capsys.readouterr().err
+    assert cli.main(["train", str(tmp_path / "nope.yaml")]) == 2
+    assert "no such file\n" in capsys.readouterr().err
 
 
 def test_overrides_before_the_file_are_explained(capsys):
@@ -338,6 +340,7 @@ def folder(tmp_path_factory):
         for q, a in chats
     ]
     (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "late.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]) + "{\n")
     (folder / "sft.yaml").write_text(CONFIG)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -601,6 +604,8 @@ def test_where_the_model_cannot_be_written_is_found_before_training(here, capsys
     ("setting", "said"),
     [
         ("data.train=chats.jsonl", "data.train: chats.jsonl: no such file or folder"),
+        ("data.train=sft.yaml", "data.train: sft.yaml: not a type of file that is read"),
+        ("data.eval=late.jsonl", "data.eval: late.jsonl:3: not JSON"),
         ("data.eval=[chat.jsonl,no/*.jsonl]", "data.eval: no/*.jsonl: no file matches"),
         ("data.train={chat.jsonl: 1, no: 2}", "data.train: no: no such file or folder"),
         ("model.path=./tniy", "model: ./tniy: no such folder"),

@@ -79,12 +79,16 @@ def same(one, other):
 
 def test_lines_may_end_and_begin_as_they_like(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\n  \r\n {"text": "b"}\n\n{"text": "\xc3\xa9"}')
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "a"}\r\n\n  \r\n {"text": "b"}\n\n{"text": "\xc3\xa9"}\n'
+        b'\xef\xbb\xbf\n\xef\xbb\xbf{"text": "\xef\xbb\xbfc"}'
+    )
     reader = readers.Lines(path)
     assert list(reader) == [
         ({"text": "a"}, f"{path}:1"),
         ({"text": "b"}, f"{path}:4"),
         ({"text": "é"}, f"{path}:6"),
+        ({"text": "\ufeffc"}, f"{path}:8"),
     ]
 
 
@@ -119,6 +123,7 @@ def test_a_broken_line_is_named_or_dropped(tmp_path, line, words):
     ("ending", "pack"),
     [
         (".gz", gzip.compress),
+        (".GZ", gzip.compress),
         (".bz2", bz2.compress),
         (".zst", lambda data: pa.compress(data, "zstd", asbytes=True)),
     ],
@@ -317,6 +322,43 @@ def test_folders_and_patterns(tmp_path):
         assert stream(config).summary == (f"{path}: 2 files, 2 rows, type text",)
 
 
+def test_a_text_file_is_one_document(tmp_path):
+    for name, text in (("b", "\ufeffone\r\n\ntwo\n"), ("a", "é"), ("blank", " \n")):
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8", newline="")
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"three"))
+    config = DataConfig(str(tmp_path))
+    found = [(row.text, row.where) for row in sources.rows(str(tmp_path), config)]
+    names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt.gz")]
+    assert found == list(zip(["é", "one\n\ntwo\n", "three"], names, strict=True))
+    write(tmp_path / "d.jsonl", [{"text": "d"}])  # beside rows they are notes
+    assert [row.text for row in sources.rows(str(tmp_path), config)] == ["d"]
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"a\.txt: not UTF-8"):
+        paths.open_path(f"{tmp_path}/a.txt")
+
+
+def test_small_files_are_looked_at_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n' * 50 + "{\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl:51: not JSON"):
+        sources.check(str(path), DataConfig(str(path)))
+    sources.check(str(path), DataConfig(str(path), malformed="drop"))
+    monkeypatch.setattr(sources, "CHECKED", 100)
+    sources.check(str(path), DataConfig(str(path)))
+
+
+def test_a_part_of_a_mixture_that_is_never_read_is_refused(tmp_path):
+    texts(tmp_path / "a.jsonl", 6)
+    texts(tmp_path / "b.jsonl", 4)
+    a, b = f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"
+    stream(DataConfig({a: 9, b: 1}))
+    for weight in (1e-300, 0.9):
+        with pytest.raises(
+            ValueError, match=r"b\.jsonl: a pass over this mixture has 10 rows, and"
+        ):
+            stream(DataConfig({a: 9, b: weight}))
+
+
 def test_a_folder_of_several_splits_is_not_read_as_one(tmp_path):
     for name in ("train-0", "test-0"):
         write(tmp_path / f"{name}.jsonl", [{"text": name}])
@@ -334,9 +376,12 @@ def test_paths_that_lead_nowhere(tmp_path):
         paths.open_path(f"{tmp_path}/data/x/train.jsonl")
     with pytest.raises(FileNotFoundError, match=r"\*\.parquet: no file matches .* train\.jsonl"):
         paths.open_path(f"{tmp_path}/*.parquet")
-    (tmp_path / "a.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"a\.txt: not a type of file that is read: \.jsonl, "):
-        paths.open_path(f"{tmp_path}/a.txt")
+    (tmp_path / "a.doc").write_text("hello")
+    (tmp_path / ".hidden").write_text("hello")
+    with pytest.raises(ValueError, match=r"a\.doc: not a type of file that is read: \.jsonl, "):
+        paths.find(f"{tmp_path}/a.doc")
+    with pytest.raises(FileNotFoundError, match=r"holds train\.jsonl$"):
+        paths.find(f"{tmp_path}/a.dox")
     with pytest.raises(ValueError, match="only local files"):
         paths.open_path("gs://bucket/a.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
@@ -375,6 +420,8 @@ def test_columns_and_turns_come_from_the_configuration(tmp_path):
         ({"train": ()}, "train: no path is given"),
         ({"train": "a", "eval": {"b": -1}}, "eval: b: expected a weight above 0, got -1"),
         ({"train": "a", "window": 0}, "data.window is 0; it must be at least 1"),
+        ({"train": "a", "window": 9, "packing": False}, "data.window is for packing"),
+        ({"train": "a", "seed": 0, "shuffle": False}, "data.seed is for shuffling"),
     ],
 )
 def test_settings_that_make_no_sense(settings, words):
@@ -385,11 +432,17 @@ def test_settings_that_make_no_sense(settings, words):
 # Rows to batches.
 
 
+def windowed(path: str, packing: bool, window: int, **settings) -> DataConfig:
+    """With a window of that size where there is packing, which alone has one to set."""
+    chosen = {"window": window} if packing else {}
+    return DataConfig(path, packing=packing, **chosen, **settings)
+
+
 def test_packing_loses_nothing_and_crosses_nothing(tmp_path):
     path = texts(tmp_path / "a.jsonl", 50)
     expected = [row.text for row in sources.rows(path, DataConfig(path))]
     for packing in (True, False):
-        data = stream(DataConfig(path, packing=packing, window=20, shuffle=False), epochs=1)
+        data = stream(windowed(path, packing, 20, shuffle=False), epochs=1)
         found = [(batch, report) for batch, report in data]
         said = [text for batch, _ in found for text in sequences(batch)]
         assert collections.Counter(said) == collections.Counter(expected)
@@ -556,7 +609,7 @@ def test_every_pass_has_another_order_and_every_seed(tmp_path):
 def test_processes_share_a_pass_without_loss_or_repetition(tmp_path, processes, packing):
     path = texts(tmp_path / "a.jsonl", 50)
     expected = collections.Counter(row.text for row in sources.rows(path, DataConfig(path)))
-    config = DataConfig(path, packing=packing, window=5)
+    config = windowed(path, packing, 5)
     found = collections.Counter()
     for index in range(processes):
         data = stream(config, batch_size=1, process_index=index, process_count=processes)
@@ -621,7 +674,7 @@ def straight(config, count):
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_saved_position_is_exact(tmp_path, packing):
     rows = [{"text": "!" if n % 7 == 0 else f"{n:03d}{'.' * (n % 25)}"} for n in range(60)]
-    config = DataConfig(write(tmp_path / "a.jsonl", rows), window=11, packing=packing)
+    config = windowed(write(tmp_path / "a.jsonl", rows), packing, 11)
     expected = straight(config, 44)
     for place in range(0, 40, 3):
         data = stream(config)
@@ -651,7 +704,7 @@ def test_a_saved_position_is_exact_with_any_number_of_workers(tmp_path):
 
 def test_finite_data_resumes_too(tmp_path):
     rows = [{"text": "!" if n > 8 else f"{n:03d}"} for n in range(12)]
-    config = DataConfig(write(tmp_path / "a.jsonl", rows), window=3, shuffle=False, packing=False)
+    config = DataConfig(write(tmp_path / "a.jsonl", rows), shuffle=False, packing=False)
     whole = list(stream(config, epochs=1))
     assert sum(report.dropped.get("no_good", 0) for _, report in whole) == 3
     for place in range(1, len(whole) + 1):

@@ -31,6 +31,7 @@ def check(config: Any) -> None:
         raise configs.ConfigError(f"model: {error}") from error
     check_export(config.run, config.model)
     if isinstance(config.data, sources.DataConfig):
+        check_rows(config.data)
         check_length(config.data.max_length, architecture)
 
 
@@ -66,6 +67,21 @@ def check_data(given: Iterable[str] | str | None, key: str) -> None:
             paths.find(path)
         except (OSError, ValueError) as error:
             raise configs.ConfigError(f"{key}: {error}") from error
+
+
+def check_rows(data: sources.DataConfig) -> None:
+    """Looks at the types of the files and, of small ones, at every row.
+
+    Raises:
+      ConfigError: rows of no known type, or one that cannot be read.
+    """
+    for key in ("train", "eval"):
+        given = getattr(data, key)
+        try:
+            if given is not None:
+                sources.check(given, data)
+        except (OSError, ValueError) as error:
+            raise configs.ConfigError(f"data.{key}: {error}") from error
 
 
 def check_length(max_length: int, architecture: TransformerConfig) -> None:

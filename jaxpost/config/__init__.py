@@ -98,7 +98,7 @@ def missing(path: Path) -> str:
     files = {file.name: file for file in sorted(path.parent.iterdir()) if file.suffix == ".yaml"}
     stems = {file.stem: file for file in files.values()}
     near = [stems[path.stem]] if path.stem in stems else []
-    near += [files[name] for name in difflib.get_close_matches(path.name, files, 3, 0.4)]
+    near += [files[name] for name in difflib.get_close_matches(path.name, files, 3, 0.7)]
     offered = list(dict.fromkeys(map(str, near)))[:3]
     return f"no such file{names.did_you_mean(offered)}"
 

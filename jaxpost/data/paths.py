@@ -24,6 +24,7 @@ TEXT: dict[str, Callable[[Path, Path | None], Reader]] = {
     ".json": readers.json_file,
     ".csv": readers.csv_file,
     ".tsv": lambda path, unpacked: readers.csv_file(path, unpacked, "\t"),
+    ".txt": readers.Document,
 }
 BINARY: dict[str, Callable[[Path], Reader]] = {
     ".parquet": readers.Parquet,
@@ -45,6 +46,9 @@ def open_path(path: str) -> list[Reader]:
 def find(path: str) -> list[Path]:
     """The files that a path stands for, in the order of their names; none is opened.
 
+    A `.txt` file is one document. In a folder they are read where no other file of rows is: beside
+    others they are notes about these.
+
     Raises:
       FileNotFoundError: nothing there; the message names what is near.
       ValueError: a file of no known type, or a folder that mixes train and test files.
@@ -55,7 +59,7 @@ def find(path: str) -> list[Path]:
     if found.is_dir():
         files = in_folder(found)
     elif found.exists():
-        files = [found]
+        files = [checked(found)]
     elif glob.has_magic(path):
         names = sorted(glob.glob(str(found), recursive=True))
         files = [Path(name) for name in names if known(Path(name))]
@@ -66,21 +70,31 @@ def find(path: str) -> list[Path]:
     return files
 
 
-def open_file(path: Path) -> Reader:
-    """The reader of a file, by its name."""
+def checked(path: Path) -> Path:
+    """The file, if its name says that it holds rows.
+
+    Raises:
+      ValueError: it does not.
+    """
     ending, packing = endings(path)
-    if ending in TEXT:
-        return TEXT[ending](path, unpacked(path) if packing else None)
-    if ending in BINARY and not packing:
-        return BINARY[ending](path)
+    if ending in TEXT or (ending in BINARY and not packing):
+        return path
     types = ", ".join([*TEXT, *BINARY])
     raise ValueError(f"{path}: not a type of file that is read: {types}, text also as .gz or .zst")
 
 
+def open_file(path: Path) -> Reader:
+    """The reader of a file, by its name."""
+    ending, packing = endings(checked(path))
+    if ending in TEXT:
+        return TEXT[ending](path, unpacked(path) if packing else None)
+    return BINARY[ending](path)
+
+
 def endings(path: Path) -> tuple[str, str]:
     """A file's type and how it is packed, both as endings of its name."""
-    packing = path.suffix if path.suffix in PACKED else ""
-    name = path.name.removesuffix(packing)
+    packing = path.suffix.lower() if path.suffix.lower() in PACKED else ""
+    name = path.stem if packing else path.name
     return Path(name).suffix.lower(), packing
 
 
@@ -100,6 +114,7 @@ def in_folder(folder: Path) -> list[Path]:
         return saved(folder)
     files = sorted(file for file in folder.iterdir() if known(file))
     files = [file for file in files if file.name != "dataset_info.json"]
+    files = [file for file in files if endings(file)[0] != ".txt"] or files
     if not files:
         raise FileNotFoundError(
             f"{folder}: this folder holds no file of rows{nearby(folder / '_')}"
@@ -144,13 +159,13 @@ def refuse_mixed(folder: Path, files: Sequence[Path]) -> None:
 
 
 def nearby(path: Path) -> str:
-    """What exists near a path that does not, as the end of a message."""
+    """The data near a path that does not exist, as the end of a message."""
     parent = path.parent
     while not parent.is_dir():
         path, parent = parent, parent.parent
-    names = sorted(item.name for item in parent.iterdir())
-    near = difflib.get_close_matches(path.name, names, 3, 0.4) or names[:5]
-    where = f"; {parent} holds" if near else f"; {parent} is empty"
+    names = sorted(item.name for item in parent.iterdir() if known(item))
+    near = difflib.get_close_matches(path.name, names, 3, 0.6) or names[:5]
+    where = f"; {parent} holds" if near else f"; {parent} holds no file of rows"
     return f"{where} {', '.join(near)}".rstrip()
 
 
@@ -165,7 +180,7 @@ def unpacked(path: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             try:
-                with pa.input_stream(str(path), compression=PACKED[path.suffix]) as stream:
+                with pa.input_stream(str(path), compression=PACKED[path.suffix.lower()]) as stream:
                     shutil.copyfileobj(stream, file)
             except OSError as error:
                 os.unlink(file.name)

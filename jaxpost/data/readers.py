@@ -75,7 +75,7 @@ def reading(where: str | Path) -> Iterator[None]:
 
 
 class Lines:
-    """One JSON object a line; blank lines and a byte order mark are passed over."""
+    """One JSON object a line; blank lines and byte order marks are passed over."""
 
     def __init__(self, path: Path, unpacked: Path | None = None):
         """`unpacked` is the file to read where `path` is compressed."""
@@ -100,6 +100,7 @@ class Lines:
 
 
 SCANNED = 1 << 26  # bytes looked through at a time
+MARK = b"\xef\xbb\xbf"  # a byte order mark in UTF-8
 
 
 def index_lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -115,10 +116,12 @@ def index_lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ]
     stops = np.concatenate([*breaks, [size]]).astype(np.int64)
     starts = np.concatenate([[0], stops[:-1] + 1]).astype(np.int64)
-    if bytes(data[:3]) == b"\xef\xbb\xbf":
-        starts[0] = 3
     if bytes(data[:2]) in (b"\xff\xfe", b"\xfe\xff"):
         raise ValueError(f"{path}: is UTF-16 text; write it as UTF-8")
+    leads = data[np.minimum(starts, size - 1)]
+    for line in np.flatnonzero(leads == MARK[0]).tolist():  # files with one, put together
+        if bytes(data[starts[line] : starts[line] + len(MARK)]) == MARK:
+            starts[line] += len(MARK)
     full = starts < stops
     leads = data[np.minimum(starts, size - 1)]
     for line in np.flatnonzero(full & (leads <= ord(" "))).tolist():
@@ -189,6 +192,27 @@ def csv_file(path: Path, unpacked: Path | None = None, delimiter: str = ",") -> 
     if len(set(header)) != len(header):
         raise ValueError(f"{path}:1: the header names a column twice: {', '.join(header)}")
     return Table(path, rows, places)
+
+
+class Document:
+    """A file of plain text as one row, `{"text": …}`; none where it is blank."""
+
+    def __init__(self, path: Path, unpacked: Path | None = None):
+        self.path = path
+        self._file = unpacked or path
+        self._count = int(bool(self._read().strip()))
+
+    def _read(self) -> str:
+        try:
+            return self._file.read_text("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}: not UTF-8: {error}") from error
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Record:
+        return {"text": self._read()}, str(self.path)
 
 
 class Groups:

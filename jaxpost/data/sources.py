@@ -80,6 +80,10 @@ class DataConfig:
         check_ranges(self, "data.")
         for name in ("train", "eval"):
             check_paths(name, getattr(self, name))
+        if not self.packing and self.window != DataConfig.window:
+            raise ValueError("data.window is for packing, and data.packing is false; leave it out")
+        if not self.shuffle and self.seed is not None:
+            raise ValueError("data.seed is for shuffling, and data.shuffle is false; leave it out")
 
 
 def check_paths(name: str, given: Paths | None) -> None:
@@ -204,6 +208,37 @@ def refuse_repeated(sources: Sequence[Source]) -> None:
             named[file] = source.path
 
 
+def refuse_unread(sources: Sequence[Source], weights: Sequence[float]) -> None:
+    """Refuses a mixture of which a part has less than a row in a pass."""
+    total = sum(map(len, sources))
+    for source, weight in zip(sources, weights, strict=True):
+        count = total * weight / sum(weights)
+        if count < 1:
+            raise ValueError(
+                f"data.train: {source.path}: a pass over this mixture has {total:,} rows, and a "
+                f"weight of {weight:g} gives this part {count:.2g} of them; raise its weight, or "
+                "leave it out"
+            )
+
+
+CHECKED = 1 << 23  # bytes of files whose rows are all looked at before anything else is done
+
+
+def check(given: Paths, config: DataConfig, accept: Sequence[Kind] = formats.SFT) -> None:
+    """Opens the files, and reads the rows of those that are not too long for it.
+
+    Raises:
+      FileNotFoundError, ValueError: as `batches` and its rows do.
+    """
+    sources, _ = open_sources(given, config, accept)
+    left = CHECKED
+    for source in sources:
+        left -= sum(reader.path.stat().st_size for reader in source.readers)
+        if left >= 0:
+            for index in range(len(source)):
+                source[index]
+
+
 def batches(
     config: DataConfig,
     tokenize: Tokenize,
@@ -232,6 +267,8 @@ def batches(
       accept: the kinds of row to read.
     """
     sources, weights = open_sources(config.train, config, accept)
+    if weights is not None:
+        refuse_unread(sources, weights)
     own = seed if config.seed is None else config.seed
     order = own if config.shuffle else None
     finite = epochs is not None
