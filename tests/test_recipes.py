@@ -92,6 +92,8 @@ def config_of(run, train, *, rate=3e-3, optimizer="adamw", **changes) -> sft.Con
     """A small run; what belongs to its data goes there, the rest to the recipe."""
     names = {"max_length": 64, "packing": True, "workers": 0, "window": 16}
     of_data = {name: changes.pop(name, default) for name, default in names.items()}
+    if not of_data["packing"]:
+        del of_data["window"]
     given = {
         "model": setup.ModelConfig(fresh=TINY, tokenizer="bytes"),
         "batch_size": 4,
@@ -468,6 +470,43 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_it_sound(tmp_path, d
     assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [1]
     assert not (tmp_path / "run" / "model").exists()
     assert not (tmp_path / "run" / "finished.json").exists()
+
+
+def test_float16_is_refused_asked_for_or_stored(tmp_path):
+    for key in ("dtype", "compute_dtype"):
+        with pytest.raises(ValueError, match=f"model.{key} is float16.*bfloat16 or float32"):
+            setup.ModelConfig(fresh=TINY, tokenizer="bytes", **{key: "float16"})
+    tokenizer = tokenizers.byte_tokenizer()
+    size = tokenizers.load_tokenizer_from_files(tokenizer).vocab_size
+    model, params = hub.init_model(
+        {**TINY, "vocab_size": size}, jax.random.key(0), dtype="float16", files=tokenizer
+    )
+    hub.save_model(tmp_path / "half", model, params)
+    stored = setup.ModelConfig(path=str(tmp_path / "half"), dtype=None)
+    with pytest.raises(ValueError, match=r"half stores is float16"):
+        setup.load_policy(stored, jax.random.key(0))
+    wider = dataclasses.replace(stored, dtype="float32")
+    assert setup.load_policy(wider, jax.random.key(0)).params["embedding"].dtype == jnp.float32
+
+
+NOTHING_TO_MEASURE = [
+    ({"eval": evaluation.EvalConfig(rows=3)}, "eval.rows needs data.eval"),
+    ({"eval": evaluation.EvalConfig(batch_size=2)}, "eval.batch_size needs data.eval"),
+    ({"eval": evaluation.EvalConfig(every=2)}, "eval.every needs data.eval"),
+    ({"checkpoint": checkpoint.CheckpointConfig(keep_best=1)}, "keep_best.* need data.eval"),
+    ({"checkpoint": checkpoint.CheckpointConfig(metric="eval/x")}, "metric need data.eval"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), NOTHING_TO_MEASURE)
+def test_what_is_set_for_an_evaluation_without_data_is_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        config_of(tmp_path, tmp_path / "a.jsonl", **changes)
+
+
+def test_the_length_of_answers_that_nobody_asks_for_is_refused():
+    with pytest.raises(ValueError, match=r"eval.max_new_tokens is for eval.generate"):
+        evaluation.EvalConfig(max_new_tokens=5)
 
 
 def test_a_changed_learning_rate_is_refused_and_more_steps_are_not(tmp_path, data):

@@ -35,10 +35,24 @@ class EvalConfig:
 
     def __post_init__(self):
         check_ranges(self, "eval.")
+        if not self.generate and self.max_new_tokens != EvalConfig.max_new_tokens:
+            raise ValueError("eval.max_new_tokens is for eval.generate, which is 0; leave it out")
 
     def due(self, step: int, steps: int) -> bool:
         """Whether to evaluate after this step: at the start, every so often, and at the end."""
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
+
+
+def refuse_unused(config: EvalConfig) -> None:
+    """Refuses what was set for an evaluation that has no data.
+
+    Raises:
+      ValueError: it names the first key that is not as by default.
+    """
+    default = dataclasses.asdict(EvalConfig())
+    for key, value in dataclasses.asdict(config).items():
+        if value != default[key]:
+            raise ValueError(f"eval.{key} needs data.eval, the held-out data to measure on")
 
 
 def make_measure(model: Model) -> Callable[[Params, TokenBatch], tuple[jax.Array, ...]]:

@@ -19,7 +19,7 @@ from jaxpost.typing import Array, Params
 
 log = logging.getLogger(__name__)
 
-DType = Literal["float32", "bfloat16", "float16"]
+DType = Literal["float32", "bfloat16", "float16"]  # the last only to say why not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,16 @@ class ModelConfig:
             raise ValueError("model.fresh needs model.tokenizer (`bytes` for a byte-level one)")
         if self.adapter is not None and self.lora is not None:
             raise ValueError("model.adapter brings its own rank and targets; leave model.lora out")
+        refuse_half("model.dtype", self.dtype)
+        refuse_half("model.compute_dtype", self.compute_dtype)
+
+
+def refuse_half(key: str, dtype: str | None) -> None:
+    """Refuses float16: gradients below 6e-8 are 0 in it, and no loss is scaled here."""
+    if dtype == "float16":
+        raise ValueError(
+            f"{key} is float16, in which small gradients vanish; train in bfloat16 or float32"
+        )
 
 
 class Policy(NamedTuple):
@@ -97,6 +107,9 @@ def load_policy(config: ModelConfig, key: Array) -> Policy:
             compute_dtype=config.compute_dtype,
             remat=config.remat,
         )
+        if config.dtype is None:
+            for stored in {str(leaf.dtype) for leaf in jax.tree.leaves(params)}:
+                refuse_half(f"model.dtype is null, and what {config.path} stores", stored)
     if config.adapter is not None:
         model, params = hub.load_adapter(config.adapter, model, params)
     elif config.lora is not None:

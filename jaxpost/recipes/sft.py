@@ -73,9 +73,13 @@ class Config:
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.steps)
         train_step.check_microbatches(self.batch_size, self.microbatches)
-        for key in ("generate", "every"):
-            if getattr(self.eval, key) and self.data.eval is None:
-                raise ValueError(f"eval.{key} needs data.eval, the held-out data to measure on")
+        if self.data.eval is None:
+            evaluation.refuse_unused(self.eval)
+            if self.checkpoint.keep_best or self.checkpoint.metric != CheckpointConfig.metric:
+                raise ValueError(
+                    "checkpoint.keep_best and checkpoint.metric need data.eval: what is best is "
+                    "known by a metric of the held-out data"
+                )
 
 
 class SFTBatch(NamedTuple):
