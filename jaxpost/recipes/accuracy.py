@@ -116,9 +116,8 @@ def collected(
     for number, first in enumerate(range(0, len(order), several)):
         chosen = [prompts[index] for index in order[first : first + several]]
         here = jax.random.fold_in(key, number)
-        parts.append(experience.sampled(policy, params, chosen, here, sampling))
-    scored = [experience.scored(policy, part, scorer) for part in parts]
-    whole = experience.join([pending.wait() for pending in scored])
+        parts.append(experience.sampled(policy, params, chosen, here, sampling, scorer))
+    whole = experience.join([pending.wait() for pending in parts])
     back = np.argsort(order)
     return whole.groups(back.tolist())
 

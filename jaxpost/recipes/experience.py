@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxpost.data.prompts import Prompt, PromptConfig
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
 from jaxpost.recipes import setup
-from jaxpost.rollout import Rollout, sampler, text
+from jaxpost.rollout import Rollout, shapes, text
 from jaxpost.typing import Array, Params
 
 
@@ -36,6 +36,12 @@ class RolloutConfig:
         None, "sample no token under this part of the highest probability", least=0, most=1
     )
     stop_strings: tuple[str, ...] = option((), "texts that end a completion, and belong to it")
+    slots: int | None = option(
+        None, "completions sampled at once, as memory allows; null: all of a rollout", least=1
+    )
+    cache_dtype: Literal["float32", "bfloat16", "int8"] | None = option(
+        None, "type of cached keys and values; null: the activations'"
+    )
 
     def __post_init__(self):
         check_ranges(self, "rollout.")
@@ -126,22 +132,28 @@ def join(parts: Sequence[Experience]) -> Experience:
     )
 
 
-class Sampled(NamedTuple):
-    """G completions of each of P prompts, before their rewards."""
+class Group(NamedTuple):
+    """The completions of one prompt, while they are being scored."""
 
-    prompts: Sequence[Prompt]
     rollout: Rollout
-
-
-class Pending(NamedTuple):
-    """Completions that are being scored."""
-
-    sampled: Sampled
     texts: Sequence[str]
     rewards: rewards.Pending
 
+
+class Pending(NamedTuple):
+    """Completions that are being scored, a group a prompt."""
+
+    prompts: Sequence[Prompt]
+    groups: Sequence[Group]
+
     def wait(self) -> Experience:
-        return Experience(*self.sampled, self.texts, self.rewards.result())
+        """With the rewards, once all have come."""
+        return Experience(
+            self.prompts,
+            Rollout(*map(np.concatenate, zip(*(g.rollout for g in self.groups), strict=True))),
+            [words for group in self.groups for words in group.texts],
+            [scored for group in self.groups for scored in group.rewards.result()],
+        )
 
 
 def sampled(
@@ -150,34 +162,44 @@ def sampled(
     prompts: Sequence[Prompt],
     key: Array,
     config: RolloutConfig,
-) -> Sampled:
-    """Samples `config.completions` completions of each prompt."""
-    drawn = rollout.sample(
+    scorer: rewards.Scorer,
+) -> Pending:
+    """Samples G completions of each prompt; a group is handed to the reward as soon as it is done.
+
+    So the reward's processes work while the device samples the other groups.
+    """
+    groups: dict[int, Group] = {}
+    finished = rollout.sample_groups(
         policy.model,
         params,
-        [prompt.tokens for prompt in prompts for _ in range(config.completions)],
+        [prompt.tokens for prompt in prompts],
         key,
+        group_size=config.completions,
         max_new_tokens=config.max_new_tokens,
+        slots=config.slots,
+        cache_dtype=config.cache_dtype,
         stop_ids=policy.tokenizer.eos_ids,
         stop_strings=config.stop_strings,
         tokenizer=policy.tokenizer,
         capacity=rollout.Capacity(rows=config.rows, prompts=config.prompts),
         **config.distribution(),
     )
-    return Sampled(prompts, drawn)
+    for number, drawn in finished:
+        items = items_of(policy, prompts[number], drawn)
+        texts = [item.completion for item in items]
+        groups[number] = Group(drawn, texts, scorer.submit(items))
+    return Pending(prompts, [groups[number] for number in range(len(prompts))])
 
 
-def scored(policy: setup.Policy, found: Sampled, scorer: rewards.Scorer) -> Pending:
-    """Hands the completions to the reward, which goes on in other processes."""
-    items, drawn = [], found.rollout
-    ends = policy.tokenizer.eos_ids
+def items_of(policy: setup.Policy, prompt: Prompt, drawn: Rollout) -> list[rewards.Item]:
+    """What the reward is asked of a prompt's completions."""
+    items = []
     for row, length in enumerate(drawn.lengths.tolist()):
-        prompt = found.prompts[row * len(found.prompts) // len(drawn.lengths)]
         ids = drawn.tokens[row, :length].tolist()
-        words = policy.tokenizer.decode(text.without_stop_id(ids, ends))
+        words = policy.tokenizer.decode(text.without_stop_id(ids, policy.tokenizer.eos_ids))
         cut = bool(drawn.stop_reasons[row] == rollout.LENGTH)
         items.append(rewards.Item(prompt.prompt, words, prompt.example, ids, cut))
-    return Pending(found, [item.completion for item in items], scorer.submit(items))
+    return items
 
 
 def collect(
@@ -189,11 +211,11 @@ def collect(
     scorer: rewards.Scorer,
     watch: writer.Stopwatch,
 ) -> Experience:
-    """Samples completions and waits for their rewards."""
+    """Samples completions and waits for the rewards that have not come meanwhile."""
     with watch.part("sample"):
-        found = sampled(policy, params, prompts, key, config)
+        pending = sampled(policy, params, prompts, key, config, scorer)
     with watch.part("reward"):
-        return scored(policy, found, scorer).wait()
+        return pending.wait()
 
 
 class Rows(NamedTuple):
@@ -216,7 +238,7 @@ def rows_of(experience: Experience) -> Rows:
         chosen = np.repeat([False, True], [len(prompt), length])
         tokens = np.concatenate([prompt, drawn.tokens[row, :length]]).astype(np.int32)
         sequences.append(batches.shift(batches.Example(tokens, chosen, chosen.astype(np.float32))))
-    width = sampler.bucket_length(max(len(sequence.inputs) for sequence in sequences))
+    width = shapes.bucket_length(max(len(sequence.inputs) for sequence in sequences))
     batch = batches.stack([batches.row_of([sequence], width) for sequence in sequences])
     sampled = np.zeros(batch.inputs.shape, np.float32)
     sampled[batch.completion_mask] = drawn.logps[drawn.mask]
