@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -101,9 +102,9 @@ def config_of(run, train, *, rate=3e-3, optimizer="adamw", **changes) -> sft.Con
         "data": sources.DataConfig(
             train=str(train), eval=changes.pop("eval_data", None), **of_data
         ),
-        "optimizer": optimizers.OptimizerConfig(
-            name=optimizer, learning_rate=rate, schedule="constant"
-        ),
+        "optimizer": optimizer
+        if isinstance(optimizer, optimizers.OptimizerConfig)
+        else optimizers.OptimizerConfig(name=optimizer, learning_rate=rate, schedule="constant"),
     }
     recipe = changes.pop("recipe", sft)
     return recipe.Config(run=str(run), **{**given, **changes})
@@ -516,6 +517,60 @@ def test_a_changed_learning_rate_is_refused_and_more_steps_are_not(tmp_path, dat
         sft.train(dataclasses.replace(config, optimizer=faster, steps=3))
     assert sft.train(dataclasses.replace(config, steps=3)) == 0
     assert len(values_of(config.run, "loss")) == 3
+
+
+def test_more_steps_tell_where_the_learning_rate_jumps(tmp_path, data):
+    """Linear from 1e-3 to 0: after two of two steps 0, after two of four 5e-4."""
+    for schedule, told in (("linear", 1), ("constant", 0)):
+        config = config_of(
+            tmp_path / schedule,
+            data / "copy.jsonl",
+            steps=2,
+            optimizer=optimizers.OptimizerConfig(learning_rate=1e-3, schedule=schedule),
+        )
+        assert sft.train(config) == 0
+        assert sft.train(dataclasses.replace(config, steps=4)) == 0
+        log = (Path(config.run) / "log.txt").read_text().splitlines()
+        said = [line for line in log if "learning rate follows" in line]
+        assert len(said) == told
+        if said:
+            assert "went from 2 to 4: after step 2 it is 0.0005, where it would" in said[0]
+            assert values_of(config.run, "learning_rate")[2] == pytest.approx(5e-4)
+
+
+def test_devices_that_stay_idle_are_told(caplog):
+    setup.check_devices()
+    assert [f"one of {jax.device_count()} devices" in line for line in caplog.messages] == [True]
+
+
+TWO_PROCESSES = """
+import sys, jax
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+from jaxpost.recipes import grpo, pmd, ppo, sft
+for recipe in (sft, grpo, ppo, pmd):
+    try:
+        recipe.train(None)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_second_process_is_refused_before_anything_is_done():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, address, str(rank)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        for rank in (0, 1)
+    ]
+    for process in processes:
+        lines = process.communicate(timeout=300)[0].splitlines()
+        assert ["there are 2 processes" in line for line in lines] == [True] * 4
 
 
 def test_another_run_of_the_same_configuration_is_the_same(tmp_path, data):

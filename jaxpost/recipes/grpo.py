@@ -418,6 +418,7 @@ def filled(
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
+    setup.check_devices()
     resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(

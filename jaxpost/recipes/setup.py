@@ -4,13 +4,13 @@ import dataclasses
 import logging
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpost import checkpoint, hub, models, runs, train_step, writer
+from jaxpost import checkpoint, hub, models, optimizers, runs, train_step, writer
 from jaxpost.data import sources, tokenizers
 from jaxpost.models import lora as low_rank
 from jaxpost.models.model import LoRA, Model, TransformerConfig
@@ -83,6 +83,25 @@ class Policy(NamedTuple):
     params: Params
     tokenizer: tokenizers.Tokenizer
     trainable: Any
+
+
+def check_devices() -> None:
+    """A recipe trains on one device of one process: refuses more processes, tells of idle devices.
+
+    Raises:
+      RuntimeError: there are several processes, each of which would train a model of its own.
+    """
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            f"there are {jax.process_count()} processes, and each would train a model of its own: "
+            "a recipe does not divide its work among them yet; start it in one process"
+        )
+    if jax.device_count() > 1:
+        log.warning(
+            "training on one of %d devices (%s); the others stay idle",
+            jax.device_count(),
+            jax.devices()[0].device_kind,
+        )
 
 
 def load_policy(config: ModelConfig, key: Array) -> Policy:
@@ -181,6 +200,30 @@ def resume(
     run.resume(restored.step)
     params = train_step.merge(restored.state.params, state.params, trainable)
     return restored.state._replace(params=params), restored.position["counters"]
+
+
+def tell_of_schedule(
+    changed: Sequence[runs.Change], config: optimizers.OptimizerConfig, step: int
+) -> None:
+    """Warns where a change of `steps` makes the learning rate jump from one job to the next."""
+    for change in changed:
+        if change.key != "steps" or config.warmup >= min(change.old, change.new):
+            continue
+        before, now = (
+            float(optimizers.make_schedule(config, steps)(step))
+            for steps in (change.old, change.new)
+        )
+        if before != now:
+            log.warning(
+                "the learning rate follows %s over all steps, and these went from %d to %d: after "
+                "step %d it is %.3g, where it would have been %.3g",
+                config.schedule,
+                change.old,
+                change.new,
+                step,
+                now,
+                before,
+            )
 
 
 def saved_part(state: train_step.TrainState, trainable: Any) -> train_step.TrainState:

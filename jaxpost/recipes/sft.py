@@ -1,7 +1,7 @@
 """Supervised fine-tuning: maximum likelihood of what the data's assistant wrote.
 
-The loss of an update is Σ w_t · nll_t / Σ w_t over all its trained tokens, on all devices and in
-all microbatches; prompts and padding have w = 0, EOS has not. With `z_loss` the term
+The loss of an update is Σ w_t · nll_t / Σ w_t over all its trained tokens, in all microbatches;
+prompts and padding have w = 0, EOS has not. With `z_loss` the term
 z · (log Σ_v exp logit_v)² is added (PaLM, arXiv 2204.02311 §5); `loss: dft` weights each token by
 its own probability (dynamic fine-tuning, arXiv 2508.05629); `neftune_alpha` adds uniform noise of
 size alpha / sqrt(L · D) to the embeddings of a sequence of L tokens (NEFTune, arXiv 2310.05914).
@@ -225,6 +225,7 @@ def summary(sums: dict[str, Array]) -> dict[str, Array]:
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
+    setup.check_devices()
     resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(
@@ -249,6 +250,7 @@ def train(config: Config) -> int:
         meter = setup.make_meter(policy, counters)
 
         start = int(state.step)
+        setup.tell_of_schedule(run.changed, config.optimizer, start)
         if start == 0:
             with meter.pause():
                 out.write(0, evaluate(0, state.params))

@@ -9,6 +9,7 @@ import yaml
 
 from jaxpost.runs import disk
 
+# More steps are what a run is continued for; a recipe tells where its schedule hangs on them.
 FREE_KEYS = (
     "checkpoint", "log", "eval", "steps", "run", "resume_anyway", "data.eval", "data.workers",
 )  # fmt: skip

@@ -53,12 +53,14 @@ class Run:
       folder: the run's folder.
       finished: whether an earlier job got to the end, so that there is nothing to do.
       stopped: the signal that asked to stop, or None.
+      changed: what differs from the last job's configuration.
     """
 
     folder: Path
     steps: int
     finished: bool = False
     stopped: signal.Signals | None = None
+    changed: list[changes.Change] = dataclasses.field(default_factory=list)
     _config: str = ""
     _done: int | None = None
     _undo: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
@@ -188,7 +190,7 @@ def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
         raise disk.RunError(f"run: {run.folder} cannot be a folder ({error.strerror})") from error
     _refuse_folders(run.folder)
     run._undo.enter_context(lock.held(run.folder / "lock.json"))
-    changed = changes.check(run.folder, config, resume_anyway)
+    run.changed = changes.check(run.folder, config, resume_anyway)
     done = _finished_step(run.folder)
     run.finished = done >= run.steps
     if run.finished:
@@ -199,7 +201,7 @@ def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
         return
     run._undo.enter_context(logs.logging_to(run.folder / "log.txt"))
     log.info("run %s, process %d on %s", run.folder, os.getpid(), socket.gethostname())
-    for change in changed:
+    for change in run.changed:
         log.info("changed since the last job: %s", change)
 
 

@@ -69,14 +69,12 @@ def measure_matmul_peak(
     """FLOP/s of square matrix products: the best one of every size's, at least 3 in `seconds` each.
 
     On a CPU the sizes are 512, 1024 and 2048: where other jobs share its cores, only a short
-    product now and then runs undisturbed. On accelerators it is 8192, and the number of devices
-    multiplies the figure (devices of a CPU share its cores). Products of `float32` use JAX's
-    default precision, as training does.
+    product now and then runs undisturbed. On accelerators it is 8192. It is the figure of one
+    device, on which recipes train. Products of `float32` use JAX's default precision, as training
+    does.
     """
-    accelerated = jax.default_backend() != "cpu"
-    sizes = sizes or ((8192,) if accelerated else (512, 1024, 2048))
-    best = max(2 * size**3 / _quickest_product(size, dtype, seconds) for size in sizes)
-    return best * (jax.device_count() if accelerated else 1)
+    sizes = sizes or ((512, 1024, 2048) if jax.default_backend() == "cpu" else (8192,))
+    return max(2 * size**3 / _quickest_product(size, dtype, seconds) for size in sizes)
 
 
 def _quickest_product(size: int, dtype: str, seconds: float) -> float:

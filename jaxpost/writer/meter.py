@@ -40,7 +40,7 @@ class Meter:
     Args:
       flops_per_token: of a training step, as `train_flops_per_token` gives, or a function of the
         mean length of an update's examples; None: no `mfu`.
-      peak: what the devices can do together, FLOP/s, as `measure_matmul_peak` gives.
+      peak: what the device can do, FLOP/s, as `measure_matmul_peak` gives.
       examples_per_epoch: None: no `epoch`.
       counters: `state()` of the job before.
       clock: seconds, monotonic.
