@@ -17,7 +17,7 @@ import pytest
 
 from jaxpost import config as configs
 from jaxpost import rewards
-from jaxpost.rewards import combine, exact, formats, resolve, signatures, worker, workers
+from jaxpost.rewards import combine, exact, formats, processes, resolve, signatures, worker, workers
 from jaxpost.rewards.score import Item, Score
 
 FILE = pathlib.Path(__file__).absolute()
@@ -321,8 +321,8 @@ def spoil(completion, example):
 def test_in_a_fork_no_completion_meets_what_another_did(fork, second):
     source = worker.Source(f"{FILE}:spoil", b"", {})
     job = worker.Job([*sys.path], os.getpid(), 0, fork, [source])
-    env = workers.plain_environment(())
-    process = workers.Process(workers.Start(workers.command(), env, job, False))
+    env = processes.plain_environment(())
+    process = processes.Process(processes.Start(processes.command(), env, job, False))
     try:
         process.ask(pickle.dumps(job), 60)
         call = pickle.dumps(worker.Call(0, items("wrong"), 10.0))
@@ -431,7 +431,7 @@ def test_the_configuration_reads_from_yaml():
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_not_believed(answer):
-    with pytest.raises(workers.EndedError):
+    with pytest.raises(processes.EndedError):
         workers.read(answer, 1)
 
 

@@ -2,9 +2,9 @@
 
 A reward is `(completion, example) -> float | None | Score`; `signatures` has the other forms that
 are taken as they are. Parts: `score` (what is asked and answered), `config`, `scorer` (submit,
-result), `workers` and `worker` (the trainer's and the process's side), `resolve` (import paths),
-`gold` (the right answer of a row), `combine` (rewards of several sources), `sandbox`; verifiers:
-`math`, `exact`, `formats`, `code`, `theorems`, `gym` and others.
+result), `workers` and `processes` (the trainer's side), `worker` and `forks` (the process's own),
+`resolve` (import paths), `gold` (a row's right answer), `combine` (rewards of several sources),
+`sandbox`; verifiers: `math`, `exact`, `formats`, `code`, `theorems`, `gym` and others.
 """
 
 from jaxpost.rewards.config import Part, RewardConfig

@@ -53,7 +53,7 @@ def overlong(item: Item, *, longest: int, buffer: int) -> Score:
     0 up to `longest` − `buffer` tokens, then linear, −1 from `longest` on.
     """
     over = len(item.completion_ids) - (longest - buffer)
-    return Score(-min(1.0, max(0.0, over / buffer)))
+    return Score(0.0 - min(1.0, max(0.0, over / buffer)))
 
 
 def finished(item: Item) -> Score:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from jaxpost.rewards import config as configs
-from jaxpost.rewards import resolve, sandbox, worker, workers
+from jaxpost.rewards import processes, resolve, sandbox, worker, workers
 from jaxpost.rewards.score import Item, Scored
 
 OWN = "jaxpost.rewards."
@@ -168,22 +168,22 @@ def source(part: configs.Part, given: Callable[..., Any] | None) -> worker.Sourc
 
 def starter(
     config: configs.RewardConfig, where: Home, sources: list[worker.Source]
-) -> Callable[[], workers.Start]:
+) -> Callable[[], processes.Start]:
     """What makes the command of each worker."""
     paths = [path or os.getcwd() for path in sys.path]
     memory = int(config.memory * 1e9) if config.memory else 0
     if not where.confined:
         job = worker.Job(paths, os.getpid(), memory, where.fork, sources)
-        env = workers.plain_environment(config.environment)
-        return lambda: workers.Start(workers.command(), env, job, False)
+        env = processes.plain_environment(config.environment)
+        return lambda: processes.Start(processes.command(), env, job, False)
     refused_early()
     job = worker.Job([] if where.fork else paths, 0, 0, where.fork, sources)
     limits = sandbox.Limits(seconds=None, memory=memory or BOX_MEMORY, processes=BOX_PROCESSES)
-    readable = [workers.PACKAGE, *(() if where.fork else filter(os.path.exists, paths))]
+    readable = [processes.PACKAGE, *(() if where.fork else filter(os.path.exists, paths))]
 
-    def start() -> workers.Start:
-        confined = sandbox.command(workers.command(), readable=readable, limits=limits)
-        return workers.Start(confined.argv, confined.env, job, True)
+    def start() -> processes.Start:
+        confined = sandbox.command(processes.command(), readable=readable, limits=limits)
+        return processes.Start(confined.argv, confined.env, job, True)
 
     return start
 

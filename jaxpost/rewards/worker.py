@@ -9,30 +9,24 @@ process (memory, caches, patched modules) no other meets, and an overrun costs n
 """
 
 import asyncio
-import contextlib
 import ctypes
 import gc
 import inspect
-import json
 import logging
 import math
 import os
 import pickle
 import resource
-import select
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from jaxpost.rewards import resolve, signatures
+from jaxpost.rewards import forks, resolve, signatures
 from jaxpost.rewards.score import InfrastructureError, Item
 
-LENGTH = 8
-LARGEST = 1 << 26  # bytes of an answer
 PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
@@ -68,7 +62,7 @@ def main() -> None:
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what a function prints is no answer
-    job: Job = receive(requests)
+    job: Job = forks.receive(requests)
     if job.parent:
         die_with(job.parent)
     sys.path[:] = dict.fromkeys([*job.path, *sys.path])
@@ -79,13 +73,15 @@ def main() -> None:
         warnings.simplefilter("ignore")
         sys.set_int_max_str_digits(20_000)
     rewards, ready = load(job.sources)
-    send(channel, {"ready": ready})
+    forks.send(channel, {"ready": ready})
     if job.fork:
         gc.collect()
         gc.freeze()  # so that collections in forks touch, and copy, less
-    while (call := receive(requests)) is not None:
+    private = (channel, requests)
+    while True:
+        call: Call = forks.receive(requests)
         work = answer(rewards, call)
-        send(channel, in_child(work, call.seconds, (channel, requests)) if job.fork else work())
+        forks.send(channel, forks.in_child(work, call.seconds, private) if job.fork else work())
 
 
 def die_with(parent: int) -> None:
@@ -94,34 +90,6 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def receive(stream: BinaryIO) -> Any:
-    """The next message; ends the process quietly when there are no more."""
-    length = int.from_bytes(read(stream, LENGTH), "big")
-    return pickle.loads(read(stream, length))
-
-
-def read(stream: BinaryIO, count: int) -> bytes:
-    chunks = bytearray()
-    while len(chunks) < count:
-        chunk = stream.read(count - len(chunks))
-        if not chunk:
-            os._exit(0)
-        chunks += chunk
-    return bytes(chunks)
-
-
-def send(stream: BinaryIO, message: Any) -> None:
-    stream.flush()
-    data = memoryview(frame(message))
-    while data:
-        data = data[stream.write(data) :]
-
-
-def frame(message: Any) -> bytes:
-    data = json.dumps(message).encode()
-    return len(data).to_bytes(LENGTH, "big") + data
 
 
 def load(sources: Sequence[Source]) -> tuple[list[signatures.Reward], list[dict[str, Any]]]:
@@ -134,7 +102,9 @@ def load(sources: Sequence[Source]) -> tuple[list[signatures.Reward], list[dict[
             rewards.append(signatures.read(function, source.options))
             ready.append({"many": rewards[-1].many})
         except BaseException as error:
-            ready.append({"error": f"{source.path}: {said(error)}"})
+            told = str(error) if isinstance(error, ValueError) else said(error)
+            path = "" if told.startswith(source.path) else f"{source.path}: "
+            ready.append({"error": path + told})
     return rewards, ready
 
 
@@ -211,64 +181,3 @@ def said(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:300] + place
-
-
-def in_child(
-    work: Callable[[], dict[str, Any]], seconds: float, private: Sequence[BinaryIO]
-) -> dict[str, Any]:
-    """Runs `work` in a fork, without the streams `private`, and kills it when it overruns."""
-    ours, theirs = os.pipe()
-    try:
-        child = os.fork()
-    except OSError as error:
-        os.close(ours)
-        os.close(theirs)
-        return {"failure": "infrastructure", "reason": f"fork: {error}"}
-    if not child:
-        with contextlib.suppress(BaseException):
-            os.setsid()
-            for stream in private:
-                stream.close()
-            os.close(ours)
-            with os.fdopen(theirs, "wb", buffering=0) as stream:
-                send(stream, work())
-        os._exit(0)
-    os.close(theirs)
-    try:
-        data = until(ours, time.monotonic() + seconds)
-    finally:
-        os.close(ours)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    if data is None:
-        return {"failure": "timeout", "reason": f"no answer in {seconds:g} s"}
-    return parsed(data, status)
-
-
-def until(source: int, end: float) -> bytes | None:
-    """What a child wrote, without its length: all of it at the end or b""; None: too late."""
-    data, wanted = bytearray(), LENGTH
-    while len(data) < wanted:
-        left = end - time.monotonic()
-        if left <= 0 or not select.select([source], [], [], left)[0]:
-            return None
-        chunk = os.read(source, 1 << 16)
-        if not chunk:
-            return b""
-        data += chunk
-        if len(data) >= LENGTH:
-            wanted = LENGTH + min(int.from_bytes(data[:LENGTH], "big"), LARGEST)
-    return bytes(data[LENGTH:wanted])
-
-
-def parsed(data: bytes, status: int) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        message = json.loads(data)
-        if isinstance(message, dict):
-            return message
-    code = os.waitstatus_to_exitcode(status)
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return {"failure": "crash", "reason": f"the process ended without an answer: {how}"}
