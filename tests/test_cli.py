@@ -426,13 +426,44 @@ def test_a_stopped_run_leaves_with_75_and_goes_on(here):
 
 
 def test_inspect_shows_the_batch_and_what_was_dropped(here, capsys):
-    assert cli.main(["inspect", "sft.yaml", "batch_size=4", "--width", "200"]) == 0
+    assert cli.main(["inspect", "sft.yaml", "batch_size=4", "--width", "200", "--rows", "4"]) == 0
     page = capsys.readouterr().out
     assert "chat.jsonl: 13 rows, type messages" in page
     assert "⟦" in page
     assert "|é|<|im_end|>⟧" in page
     assert "dropped so far: 1 too_long (chat.jsonl:13)" in page
     assert "4 rows of 96 places hold" in page
+    assert "  too_long: longer than data.max_length" in page
+
+
+def test_inspect_begins_with_the_counts_and_shows_a_few_rows(here, capsys):
+    assert cli.main(["inspect", "sft.yaml", "batch_size=5", "--width", "200"]) == 0
+    page = capsys.readouterr().out
+    places = [page.index(said) for said in ("rows of 96", "dropped so far", "row 0", "row 2 seq")]
+    assert places == sorted(places)
+    assert "row 3 seq" not in page
+    assert "2 more rows: --rows 5" in page
+
+
+def test_inspect_says_why_nothing_is_left(here, capsys):
+    Path("questions.jsonl").write_text('{"messages": [{"role": "user", "content": "q"}]}\n')
+    assert cli.main(["inspect", "sft.yaml", "data.train=questions.jsonl"]) == 1
+    found = capsys.readouterr()
+    assert "empty_target: nothing to train on: no assistant's turn with words" in found.err
+    assert (found.out + found.err).count("questions.jsonl: 1 rows") == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_told_alike_by_train_and_inspect(here, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "cache"))
+    said = []
+    for key in ("model.path", "model.tokenizer"):
+        for verb in ("train", "inspect"):
+            assert cli.main([verb, "sft.yaml", "run=never", f"{key}=no-such-owner/model"]) == 2
+            said.append(capsys.readouterr().err)
+    assert set(said) == {said[0]}
+    assert "run `hf download no-such-owner/model --local-dir FOLDER`, and give FOLDER" in said[0]
+    assert not (here / "never").exists()
 
 
 def test_inspect_shows_one_row_as_a_table(here, capsys):
@@ -552,8 +583,8 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_everywhere(here, ca
     commands = [
         (2, ["train", "sft.yaml", "run=never", "model.path=narrow"]),
         (2, ["train", "sft.yaml", "run=never", *fresh]),
-        (1, ["inspect", "sft.yaml", "model.path=narrow"]),
-        (1, ["inspect", "sft.yaml", *fresh]),
+        (2, ["inspect", "sft.yaml", "model.path=narrow"]),
+        (2, ["inspect", "sft.yaml", *fresh]),
         (1, ["eval", "narrow", "chat.jsonl"]),
         (1, ["sample", "narrow", "--prompt", "a"]),
         (1, ["convert", "narrow", "no"]),

@@ -29,7 +29,6 @@ def check(config: Any) -> None:
             source.folder_of(config.model.adapter)
     except (OSError, ValueError) as error:
         raise configs.ConfigError(f"model: {error}") from error
-    check_export(config.run, config.model)
     if isinstance(config.data, sources.DataConfig):
         check_rows(config.data)
         check_length(config.data.max_length, architecture)

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from jaxpost.commands import compile_cache, inputs
 
     inputs.check(config)
+    inputs.check_export(config.run, config.model)
     compile_cache.use_compile_cache()
     return recipe.train(config) or 0
 

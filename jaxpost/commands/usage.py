@@ -17,9 +17,9 @@ MODEL is a Hugging Face folder or hub id, or a run's folder. DATA is a file, fol
 row type that training reads. key=value pairs set keys of `data` and `chat` as in a configuration,
 data.max_length=512 for instance; of a run they start from its own."""
 
-INSPECT = """Shows one batch of a configuration's data as the model will see it: every token,
-coloured by whether it is trained, where sequences begin and end, weights, counts, and what was
-dropped.
+INSPECT = """Shows one batch of a configuration's data as the model will see it: counts, what was
+dropped and why, and the first rows: every token, coloured by whether it is trained, where sequences
+begin and end, weights.
 
 Weights are shown as the data gives them; an update divides them by their sum."""
 
@@ -93,6 +93,7 @@ def inspect() -> Parser:
     add("config", metavar="CONFIG", help="the configuration file")
     add("overrides", metavar="key=value", nargs="*", help="keys set over it")
     add("--batch", type=within(int, least=0), default=0, help="which batch, from 0 (default: 0)")
+    add("--rows", type=within(int, least=0), default=3, help="how many rows (default: 3)")
     add("--row", type=within(int, least=0), help="only this row, and a table of all its places")
     add("--width", type=within(int, least=1), help="columns to write (default: the terminal's)")
     add("--plain", action="store_true", help="marks instead of colours")

@@ -18,6 +18,22 @@ class Dropped:
     where: str = ""
 
 
+REASONS = {
+    "empty_messages": "a conversation without messages",
+    "empty_prompt": "no prompt",
+    "empty_target": "nothing to train on: no assistant's turn with words, or an empty completion",
+    "empty_text": "no text",
+    "empty_tokens": "no token",
+    "fully_masked": "every token in reach has the weight 0 or is masked",
+    "malformed": "a row that cannot be read (data.malformed is drop)",
+    "too_long": "longer than data.max_length (data.too_long says what to do with these)",
+    "too_short": "one token, which has no target",
+    "tool_calls_not_rendered": "the chat template leaves out the calls of tools",
+    "tools_not_rendered": "the chat template leaves out the tools",
+    "unclosed_reasoning": "reasoning that is opened and not closed",
+}
+
+
 class Note(NamedTuple):
     """Something to tell about a row, as `Dropped` tells why it was left out."""
 

@@ -23,7 +23,7 @@ from absl import flags
 
 from jaxpost.batch import TokenBatch
 from jaxpost.data import windows
-from jaxpost.data.rows import Dropped, Note
+from jaxpost.data.rows import REASONS, Dropped, Note
 from jaxpost.data.windows import Window
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,10 @@ class Tally:
             if len(places) < SHOWN and row.where not in places:
                 places.append(row.where)
         return first
+
+    def explained(self) -> list[str]:
+        """A line a reason that says what it means."""
+        return [f"  {reason}: {REASONS[reason]}" for reason in self.counts if reason in REASONS]
 
     def __str__(self) -> str:
         parts = []
@@ -209,7 +213,7 @@ class DataStream:
         longer = f"; data.max_length is {self._length}, raise it" * ("too_long" in drops.counts)
         raise ValueError(
             f"every one of the last {min(fruitless, self.epoch_rows)} rows was dropped, which is "
-            f"all of this process's data: {drops}{longer}\n" + "\n".join(self.summary)
+            f"all of this process's data: {drops}{longer}\n" + "\n".join(drops.explained())
         )
 
     def _tell(self, dropped: Tally, spelt: Tally) -> None:

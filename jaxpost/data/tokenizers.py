@@ -117,13 +117,13 @@ def load_tokenizer(path_or_hub_id: str | os.PathLike[str]) -> "HubTokenizer | Pi
       ValueError: a file that cannot be read; the message names it.
     """
     path = Path(path_or_hub_id)
+    if not path.exists():
+        path = downloaded(str(path_or_hub_id))
     try:
         if path.is_file() and path.suffix != ".json":
             return PieceTokenizer({"tokenizer.model": path.read_bytes()})
         if path.is_file():
             path = path.parent
-        if not path.is_dir():
-            path = downloaded(str(path_or_hub_id))
         found = load_tokenizer_from_files(companions.read(path))
         _ = found.turn_end_id  # so that a broken template is found here
         return found
@@ -141,17 +141,10 @@ def downloaded(hub_id: str) -> Path:
         there = [item.name for item in Path(hub_id).parent.glob("*")] if local else []
         near = difflib.get_close_matches(Path(hub_id).name, there, 1)
         hint = f"; did you mean {Path(hub_id).parent / near[0]}?" if near else ""
-        raise FileNotFoundError(f"no such tokenizer folder or file, and not a hub id{hint}")
-    import huggingface_hub
-
-    try:
-        names = list(companions.NAMES)
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=names))
-    except Exception as error:
         raise FileNotFoundError(
-            f"no such folder, and the hub could not be read ({error}); download it with "
-            f"`hf download {hub_id}` where there is a network, or give a folder"
-        ) from error
+            f"{hub_id}: no such tokenizer folder or file, and not a hub id{hint}"
+        )
+    return companions.fetched(hub_id, companions.NAMES)
 
 
 def load_tokenizer_from_files(files: Mapping[str, bytes]) -> "HubTokenizer | PieceTokenizer":

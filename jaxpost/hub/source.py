@@ -1,7 +1,6 @@
 """Where a model's files lie: a local folder, or a repository of the Hugging Face hub."""
 
 import json
-import logging
 import os
 import pathlib
 import re
@@ -15,8 +14,6 @@ Path = str | os.PathLike[str]
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
 DOWNLOADED = (*WEIGHTS, *companions.NAMES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-logger = logging.getLogger("jaxpost")
 
 
 def folder_of(path_or_hub_id: Path, files: Sequence[str] = DOWNLOADED) -> pathlib.Path:
@@ -44,26 +41,7 @@ def folder_of(path_or_hub_id: Path, files: Sequence[str] = DOWNLOADED) -> pathli
             f"{name}: no such folder (looked in {path.parent.absolute()}). A model of the Hugging "
             f"Face hub is written owner/name."
         )
-    return fetched(name, files)
-
-
-def fetched(hub_id: str, files: Sequence[str]) -> pathlib.Path:
-    """The hub repository's folder in the local cache, files fetched where needed."""
-    import huggingface_hub
-
-    logger.warning("no local folder %s: asking the Hugging Face hub for it", hub_id)
-    try:
-        return pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(files)))
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise FileNotFoundError(
-            f"{hub_id}: there is no such local folder, and the Hugging Face hub did not give it "
-            f"({type(error).__name__}: {first_line(error)}). On a machine with access run "
-            f"`hf download {hub_id} --local-dir FOLDER`, and pass FOLDER."
-        ) from error
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return companions.fetched(name, files)
 
 
 def read_json(path: pathlib.Path) -> Mapping[str, Any]:
