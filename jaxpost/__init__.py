@@ -13,9 +13,9 @@
     train_step = jax.jit(make_train_step(objective, optimizer, microbatches=2), donate_argnums=0)
     state, metrics = train_step(init_state(params, optimizer), batch)
 
-`batch` is any pytree with the fields that the objective reads; `TokenBatch` is one. A name is
-imported when it is first asked for, so that data workers, which need none, start without the code
-of models.
+`batch` is any pytree with the fields that the objective reads; `TokenBatch` is one, and
+`token_batch` makes it. A name is imported when it is first asked for, so that data workers, which
+need none, start without the code of models.
 """
 
 import importlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         optimizers,
         sampling,
     )
-    from jaxpost.batch import TokenBatch
+    from jaxpost.batch import TokenBatch, token_batch
     from jaxpost.hub import init_model, load_model, save_model
     from jaxpost.logps import token_logps, token_loss, token_scores
     from jaxpost.models import LoRA, Model, TransformerConfig, logits, make_model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jaxpost.train_step import TrainState, init_state, make_train_step
 
 HOMES = {
-    "batch": ("TokenBatch",),
+    "batch": ("TokenBatch", "token_batch"),
     "hub": ("init_model", "load_model", "save_model"),
     "logps": ("token_logps", "token_loss", "token_scores"),
     "models": ("LoRA", "Model", "TransformerConfig", "logits", "make_model"),
@@ -68,6 +68,7 @@ __all__ = [
     "sample",
     "sampling",
     "save_model",
+    "token_batch",
     "token_logps",
     "token_loss",
     "token_scores",

@@ -45,7 +45,7 @@ class TokenBatch(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """A sequence after the shift: n-1 aligned (input, target) pairs."""
+    """Sequences after the shift: n-1 aligned (input, target) pairs each."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -54,13 +54,38 @@ class Pairs(NamedTuple):
 
 
 def shift(example: Example) -> Pairs:
-    """Aligns a sequence to its targets: pair t reads token t and predicts token t+1.
+    """Aligns sequences [..., n] to their targets: pair t reads token t and predicts token t+1.
 
     The only place where anything is shifted. Because sequences are shifted before they are packed,
     no target can lie across a boundary.
     """
     tokens, mask, weights = example
-    return Pairs(tokens[:-1], tokens[1:], mask[1:], weights[1:])
+    return Pairs(tokens[..., :-1], tokens[..., 1:], mask[..., 1:], weights[..., 1:])
+
+
+def token_batch(tokens: Any, mask: Any, weights: Any = None) -> TokenBatch:
+    """A batch [B, n-1] of B sequences of n tokens; padding at their ends has the mask False.
+
+    Args:
+      tokens: [B, n] integers.
+      mask: [B, n], whether token i is trained when it is the target.
+      weights: [B, n], the importance of token i as a target; None: the same for all.
+
+    Raises:
+      ValueError: the shapes are not the same.
+    """
+    tokens, mask = np.asarray(tokens, np.int32), np.asarray(mask, bool)
+    weights = mask if weights is None else np.where(mask, weights, 0.0)
+    if tokens.ndim != 2 or not tokens.shape == mask.shape == weights.shape:
+        raise ValueError(
+            f"tokens {tokens.shape}, mask {mask.shape} and weights {weights.shape} need one shape "
+            "[B, n]: entry i of the mask says whether token i itself is trained"
+        )
+    pairs = shift(Example(tokens, mask, weights.astype(np.float32)))
+    ones = np.ones_like(pairs.inputs)
+    return TokenBatch(
+        *pairs, segment_ids=ones, positions=np.cumsum(ones, axis=1, dtype=np.int32) - 1
+    )
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -25,7 +25,7 @@ def perplexity(nll: Array, count: Array) -> Array:
     return jnp.exp(ratio(nll, count))
 
 
-def clipped(
+def clip_fraction(
     logps: PerToken,
     old_logps: PerToken,
     advantages: PerToken,
@@ -33,7 +33,7 @@ def clipped(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> PerToken:
-    """1 where the clip takes `ppo_clip`'s gradient away, else 0; a weighted sum is the fraction."""
+    """1 where the clip takes `ppo_clip`'s gradient away, else 0: their mean is the fraction."""
     rho = ratios.ratio(logps, old_logps)
     above = (advantages > 0) & (rho > 1 + clip_high)
     below = (advantages < 0) & (rho < 1 - clip_low)

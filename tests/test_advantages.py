@@ -426,7 +426,7 @@ def test_adaptive_entropy():
 def test_policy_metrics():
     ratios = jnp.log(jnp.array([1.5, 0.5, 1.5, 0.5, 1.0]))
     given = jnp.array([1.0, 1, -1, -1, 0])
-    hits = metrics.clipped(ratios, jnp.zeros(5), given)
+    hits = metrics.clip_fraction(ratios, jnp.zeros(5), given)
     assert hits.tolist() == [1, 0, 0, 1, 0]
     slopes = jax.grad(lambda x: losses.ppo_clip(x, jnp.zeros(5), given).sum())(ratios)
     assert (slopes[:4] == 0).tolist() == (hits[:4] == 1).tolist()

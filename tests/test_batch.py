@@ -31,6 +31,24 @@ def test_a_mask_on_the_first_token_asks_for_nothing():
     assert len(batches.shift(example([7], [1])).targets) == 0
 
 
+def test_a_batch_of_sequences_is_that_of_the_sequences_alone():
+    tokens = np.array([[1, 2, 3, 4], [5, 6, 7, 0]])
+    mask = np.array([[0, 0, 1, 1], [1, 1, 1, 0]], bool)
+    weights = np.array([[9, 9, 0.5, 2], [9, 1, 3, 9]])
+    found = batches.token_batch(tokens, mask, weights)
+    alone = [
+        batches.row_of([batches.shift(example(*parts))], 3)
+        for parts in zip(tokens, mask, weights, strict=True)
+    ]
+    for ours, right in zip(found, batches.stack(alone), strict=True):
+        np.testing.assert_array_equal(ours, right)
+        assert ours.dtype == right.dtype
+    equal = batches.token_batch(tokens.tolist(), mask.tolist()).loss_weights
+    np.testing.assert_array_equal(equal, [[0, 1, 1], [1, 1, 0]])
+    with pytest.raises(ValueError, match=r"tokens \(2, 4\), mask \(2, 3\)"):
+        batches.token_batch(tokens, mask[:, 1:])
+
+
 def test_a_packed_row_written_out():
     first, second = example([1, 2, 3], [0, 1, 1]), example([4, 5, 6, 7], [0, 0, 1, 1], [9, 9, 2, 3])
     row = batches.row_of([batches.shift(first), batches.shift(second)], 7)

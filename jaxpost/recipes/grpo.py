@@ -253,7 +253,7 @@ def measures(config: Config, scores: logps.TokenScores, batch: Batch) -> dict[st
     """Sums over the tokens that are trained; `summary` divides them by their number."""
     old = old_logps(config, scores, batch)
     clip = {"clip_low": config.clip_low or 0.2, "clip_high": config.clip_high or 0.2}
-    clipped = metrics.clipped(scores.logps, old, batch.advantages, **clip)
+    clipped = metrics.clip_fraction(scores.logps, old, batch.advantages, **clip)
     per_token = {
         "tokens": jnp.ones_like(scores.logps),
         "entropy": scores.entropies,

@@ -276,7 +276,7 @@ def measures(
     per_token = {
         "tokens": jnp.ones_like(scores.logps),
         "policy/entropy_avg": scores.entropies,
-        "policy/clipfrac_avg": metrics.clipped(
+        "policy/clipfrac_avg": metrics.clip_fraction(
             scores.logps, batch.old_logps, batch.advantages, **clip
         ),
         "policy/approxkl_avg": metrics.approx_kl(scores.logps, batch.old_logps),
