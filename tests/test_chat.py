@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -211,6 +212,33 @@ def test_reasoning_keeps_its_weight_where_all_is_trained():
         assert tokenizer(BARE_CHATML).decode(found.tokens[weighted].tolist()) == (
             "<think>\nr\n</think>\n\n"
         )
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_tokens_have_the_weight_of_the_span_they_begin_in(data):
+    edges = sorted(data.draw(st.sets(st.integers(0, 60), max_size=12)))
+    spans = [chat.Span(a, b, float(a + 1)) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+    places = sorted(data.draw(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)))))
+    expected = [
+        next((span.weight for span in spans if span.start <= a < span.end), 0.25) for a, _ in places
+    ]
+    assert chat.weights_within(places, spans, 0.25) == expected
+
+
+def test_time_grows_with_the_length_of_a_conversation_and_not_with_its_square():
+    used = tokenizer(tokenizers.CHATML)
+
+    def seconds(turns: int) -> float:
+        long = row(*[("user", "question " * 20), ("assistant", "answer " * 20)] * turns)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            chat.tokenize(long, used, OPTIONS)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert seconds(160) < 8 * seconds(40)  # 4 where it is proportional, 16 where it is the square
 
 
 def test_a_first_turn_by_the_assistant_leaves_its_header_out():

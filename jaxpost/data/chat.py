@@ -9,6 +9,7 @@ found in no way is an error; nothing is guessed from token ids.
 A turn's end-of-turn token is trained with it, and the newline that a template puts after it is not.
 """
 
+import bisect
 import dataclasses
 import itertools
 import re
@@ -639,10 +640,11 @@ def spans_example(
     could not have stopped there, so the text is tokenised in pieces that begin where spans do.
     """
     ids, places = tokenizer.encode_with_spans(text)
-    starts = {span.start for span in spans}
-    if any(a < start < b for a, b in places for start in starts):
-        ids, places = in_pieces(text, sorted(starts), tokenizer)
-    weights = [weight_within(place, spans, rest) for place in places]
+    starts = sorted({span.start for span in spans})
+    following = (bisect.bisect_right(starts, a) for a, _ in places)
+    if any(starts[i] < b for i, (_, b) in zip(following, places, strict=True) if i < len(starts)):
+        ids, places = in_pieces(text, starts, tokenizer)
+    weights = weights_within(places, sorted(spans), rest)
     end = finish_turns(ids, tokenizer) if spans and spans[-1].end == len(text) else []
     return example(ids + end, weights + [spans[-1].weight] * len(end))
 
@@ -660,12 +662,19 @@ def in_pieces(
     return ids, places
 
 
-def weight_within(token: tuple[int, int], spans: Sequence[Span], rest: float) -> float:
-    """The weight of the span in which a token begins; `rest` outside all."""
-    for span in spans:
-        if span.start <= token[0] < span.end:
-            return span.weight
-    return rest
+def weights_within(
+    places: Sequence[tuple[int, int]], spans: Sequence[Span], rest: float
+) -> list[float]:
+    """For each token the weight of the span in which it begins; `rest` outside all.
+
+    The spans are apart and in order.
+    """
+    starts = [span.start for span in spans]
+    owners = (bisect.bisect_right(starts, a) - 1 for a, _ in places)
+    return [
+        spans[i].weight if i >= 0 and a < spans[i].end else rest
+        for i, (a, _) in zip(owners, places, strict=True)
+    ]
 
 
 def finish_turns(ids: list[int], tokenizer: Tokenizer) -> list[int]:
