@@ -11,4 +11,4 @@ def main(argv: Sequence[str]) -> int:
     """Runs the recipe of that name."""
     options = usage.quickstart().parse_args(argv)
     compile_cache.use_compile_cache()
-    return quickstart.train(Path(options.run), options.scale)
+    return quickstart.train(Path(options.run), options.scale, options.method)

@@ -30,8 +30,8 @@ adapter (folded into its base model), a run's folder, or one of its checkpoints.
 
 
 QUICKSTART = """The whole way in minutes on two CPU cores: pretrains a small model on texts that
-state sums, then teaches it to answer questions about some of them, as a chat, and asks it for
-others. A table at the end shows what both stages reached. Run again, it resumes."""
+state sums, shows it a few chats, lets it answer further questions and reinforces what is right.
+A table at the end shows what each stage reached on others. Run again, it resumes."""
 
 
 def sample() -> Parser:
@@ -121,6 +121,12 @@ def quickstart() -> Parser:
     add("--run", default="runs/quickstart", help="folder (default: runs/quickstart)")
     scale = within(float, above=0)
     add("--scale", type=scale, default=1.0, help="share of the training steps (default: 1)")
+    add(
+        "--method",
+        choices=("grpo", "ppo", "pmd"),
+        default="grpo",
+        help="of reinforcement learning (default: grpo)",
+    )
     return parser
 
 

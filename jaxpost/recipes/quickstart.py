@@ -1,9 +1,10 @@
-"""The whole way in minutes on two CPU cores: pretrain a small model, then teach it to answer.
+"""The whole way in minutes on two CPU cores: pretraining, fine-tuning, reinforcement learning.
 
-The text to pretrain on states sums in many forms ("11+7=18.", "Ann: What is 3 plus 9?\nBo: 12").
-The questions to fine-tune on ask for some of them, as a chat; those of the evaluation ask for sums
-that no chat contains, in either order, and whose answers the model has only ever read as text. So
-pretraining must supply the facts and fine-tuning the form; the table at the end shows both stages.
+The text to pretrain on states sums in several forms ("11+7=18.", "What is 3 plus 9? It is 12."; now
+and then a dialogue). A few chats to fine-tune on show how a question is answered. Then the model
+answers further questions by itself, and what is right is reinforced. The questions of the
+evaluation ask for sums that were in no chat and in no rollout, in either order: the model has read
+their answers as text, and must have learnt to give them. The table at the end shows the stages.
 
     jaxpost quickstart
 """
@@ -17,12 +18,24 @@ from typing import Any
 
 from rich import console, table
 
-from jaxpost import checkpoint, optimizers, writer
-from jaxpost.data import chat, sources
-from jaxpost.recipes import evaluation, pretrain, setup, sft
+from jaxpost import checkpoint, optimizers, rewards, writer
+from jaxpost.data import prompts, sources
+from jaxpost.recipes import (
+    accuracy,
+    evaluation,
+    experience,
+    grpo,
+    pmd,
+    ppo,
+    pretrain,
+    setup,
+    sft,
+)
 
 LARGEST = 12  # sums of two numbers below this
 HELD_OUT = 32  # of the 78 pairs of such numbers; asked, in both orders, only in the evaluation
+SHOWN = 24  # sums of the other pairs whose answers fine-tuning shows; the rest are only asked
+DIALOGUE = 0.03  # the share of statements that are a dialogue
 ARCHITECTURE = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -43,13 +56,13 @@ SPEAKERS = ("Ann", "Bo", "Charlie", "Teacher", "Student", "Q", "A", "you", "me")
 DIALOGUES = ("{x}: {q}\n{y}: {c}\n", "<{x}>\n{q}\n<{y}>\n{c}\n", "{x}\n{q}\n{y}\n{c}\n")
 
 
-def train(folder: Path, scale: float = 1.0) -> int:
-    """Runs both stages in a folder (again: resumes them) and prints what they reached.
+def train(folder: Path, scale: float = 1.0, method: str = "grpo") -> int:
+    """Runs the stages in a folder (again: resumes them) and prints what they reached.
 
-    `scale` is the share of the training steps to make.
+    `scale` is the share of the training steps to make; `method` is grpo, ppo or pmd.
     """
     questions = write_data(folder / "data")
-    stages = configs(folder, scale, questions)
+    stages = configs(folder, scale, questions, method)
     for name, (recipe, config) in stages.items():
         console.Console().print(f"\n[bold]{name}[/bold]  ({config.steps} updates, {config.run})")
         code = recipe.train(config)
@@ -57,8 +70,8 @@ def train(folder: Path, scale: float = 1.0) -> int:
             return code
     console.Console().print(results({name: Path(c.run) for name, (_, c) in stages.items()}))
     console.Console().print(
-        f"\nThe model is in {folder}/sft/model, a Hugging Face folder. Talk to it:\n"
-        f"  {sys.executable} -m jaxpost sample {folder}/sft/model "
+        f"\nThe model is in {folder}/{method}/model, a Hugging Face folder. Talk to it:\n"
+        f"  {sys.executable} -m jaxpost sample {folder}/{method}/model "
         '--prompt "What is 11 plus 7?" --temperature 0',
         highlight=False,
         soft_wrap=True,
@@ -67,9 +80,10 @@ def train(folder: Path, scale: float = 1.0) -> int:
 
 
 def write_data(folder: Path) -> int:
-    """`text.jsonl` states every sum; `chat.jsonl` asks for some, `held_out.jsonl` for others.
+    """`text.jsonl` states every sum, `chat.jsonl` answers questions for some of them.
 
-    Returns the number of held-out questions.
+    `questions.jsonl` asks for further ones, `held_out.jsonl` for those of the evaluation, whose
+    number is returned.
     """
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
@@ -78,12 +92,14 @@ def write_data(folder: Path) -> int:
     held_out, asked = in_both_orders(pairs[:HELD_OUT]), in_both_orders(pairs[HELD_OUT:])
     texts = []
     for _ in range(80):
-        statements = [statement(a, b, draw) for a, b in held_out + asked for _ in range(4)]
+        statements = [statement(a, b, draw) for a, b in held_out + asked for _ in range(2)]
         draw.shuffle(statements)
         texts += ["".join(statements[i : i + 12]) for i in range(0, len(statements), 12)]
     write_rows(folder / "text.jsonl", ({"text": text} for text in texts[40:]))
     write_rows(folder / "text_held_out.jsonl", ({"text": text} for text in texts[:40]))
-    write_rows(folder / "chat.jsonl", (chat_row(form, *p) for p in asked for form in QUESTIONS))
+    for name, pairs in {"chat": asked[:SHOWN], "questions": asked[SHOWN:]}.items():
+        rows = (chat_row(form, *pair) for pair in pairs for form in QUESTIONS)
+        write_rows(folder / f"{name}.jsonl", rows)
     write_rows(folder / "held_out.jsonl", (chat_row(QUESTIONS[1], *pair) for pair in held_out))
     return len(held_out)
 
@@ -93,18 +109,20 @@ def in_both_orders(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def statement(a: int, b: int, draw: random.Random) -> str:
-    """The sum as an equation, as question and answer, or (every second time) as a dialogue."""
+    """The sum as an equation, as question and answer, or now and then as a dialogue."""
     q, c = draw.choice(QUESTIONS).format(a=a, b=b), a + b
-    x, y = draw.sample(SPEAKERS, 2)
-    dialogue = draw.choice(DIALOGUES).format(x=x, y=y, q=q, c=c)
-    answer = f"{q} {draw.choice(OPENINGS)}{c}. "
-    return draw.choice((f"{a}+{b}={c}. ", answer, dialogue, dialogue))
+    if draw.random() < DIALOGUE:
+        x, y = draw.sample(SPEAKERS, 2)
+        return draw.choice(DIALOGUES).format(x=x, y=y, q=q, c=c)
+    return draw.choice((f"{a}+{b}={c}. ", f"{q} {draw.choice(OPENINGS)}{c}. "))
 
 
 def chat_row(form: str, a: int, b: int) -> dict[str, Any]:
+    """A question with its answer, as a chat to learn from and as text to be compared with."""
     return {
         "prompt": [{"role": "user", "content": form.format(a=a, b=b)}],
         "completion": [{"role": "assistant", "content": str(a + b)}],
+        "answer": str(a + b),
     }
 
 
@@ -115,11 +133,21 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         path.write_text(content)
 
 
-def configs(folder: Path, scale: float, questions: int) -> dict[str, tuple[Any, sft.Config]]:
-    """Both stages; the second starts from the model that the first one wrote."""
+def configs(folder: Path, scale: float, questions: int, method: str) -> dict[str, tuple[Any, Any]]:
+    """The stages, each a recipe and its configuration; each starts from the model before it."""
+    steps = [max(2, round(count * scale)) for count in (1200, 24, 60)]
+    reinforce = {"grpo": (grpo, with_grpo), "ppo": (ppo, with_ppo), "pmd": (pmd, with_pmd)}
+    recipe, configure = reinforce[method]
+    return {
+        "1. pretraining on text": (pretrain, on_text(folder, steps[0])),
+        "2. fine-tuning on a few chats": (sft, on_chats(folder, steps[1], questions)),
+        f"3. {method}: questions and a reward": (recipe, configure(folder, steps[2])),
+    }
+
+
+def on_text(folder: Path, steps: int) -> pretrain.Config:
     data = folder / "data"
-    steps = [max(2, round(count * scale)) for count in (1200, 40)]
-    first = pretrain.Config(
+    return pretrain.Config(
         run=str(folder / "pretrain"),
         model=setup.ModelConfig(fresh=ARCHITECTURE, tokenizer="bytes"),
         data=sources.DataConfig(
@@ -129,14 +157,18 @@ def configs(folder: Path, scale: float, questions: int) -> dict[str, tuple[Any, 
             packing=True,
         ),
         optimizer=optimizers.OptimizerConfig(
-            learning_rate=2e-3, schedule="cosine", warmup=steps[0] // 20
+            learning_rate=2e-3, schedule="cosine", warmup=steps // 20
         ),
         batch_size=4,
-        steps=steps[0],
+        steps=steps,
         log=writer.WriterConfig(every=50),
         checkpoint=checkpoint.CheckpointConfig(every=300, keep_last=1),
     )
-    second = sft.Config(
+
+
+def on_chats(folder: Path, steps: int, questions: int) -> sft.Config:
+    data = folder / "data"
+    return sft.Config(
         run=str(folder / "sft"),
         model=setup.ModelConfig(path=str(folder / "pretrain" / "model")),
         data=sources.DataConfig(
@@ -145,30 +177,87 @@ def configs(folder: Path, scale: float, questions: int) -> dict[str, tuple[Any, 
             max_length=256,
             packing=True,
         ),
-        chat=chat.ChatOptions(),
         optimizer=optimizers.OptimizerConfig(
-            learning_rate=3e-4, schedule="cosine", warmup=steps[1] // 10
+            learning_rate=3e-4, schedule="cosine", warmup=steps // 20
         ),
         batch_size=8,
-        steps=steps[1],
+        steps=steps,
         eval=evaluation.EvalConfig(generate=questions, max_new_tokens=8),
         log=writer.WriterConfig(every=10),
         checkpoint=checkpoint.CheckpointConfig(every=50, keep_last=1),
     )
-    return {"1. pretraining on text": (pretrain, first), "2. fine-tuning on chats": (sft, second)}
+
+
+def on_questions(folder: Path, method: str) -> dict[str, Any]:
+    """What the three methods share: the policy, the questions and the reward."""
+    data = folder / "data"
+    return {
+        "run": str(folder / method),
+        "model": setup.ModelConfig(path=str(folder / "sft" / "model")),
+        "data": prompts.PromptConfig(
+            train=str(data / "questions.jsonl"), eval=str(data / "held_out.jsonl")
+        ),
+        # Comparing two short texts needs no sandbox.
+        "reward": rewards.RewardConfig("jaxpost.rewards.exact:verify", isolation="process"),
+        "log": writer.WriterConfig(every=5),
+        "checkpoint": checkpoint.CheckpointConfig(every=50, keep_last=1),
+        "eval": accuracy.EvalConfig(every=20),
+    }
+
+
+def constant(learning_rate: float) -> optimizers.OptimizerConfig:
+    return optimizers.OptimizerConfig(learning_rate=learning_rate, schedule="constant")
+
+
+def with_grpo(folder: Path, steps: int) -> grpo.Config:
+    return grpo.Config(
+        **on_questions(folder, "grpo"),
+        rollout=experience.RolloutConfig(prompts=32, completions=8, max_new_tokens=8),
+        optimizer=constant(5e-5),
+        steps=steps,
+    )
+
+
+def with_pmd(folder: Path, steps: int) -> pmd.Config:
+    return pmd.Config(
+        **on_questions(folder, "pmd"),
+        rollout=experience.RolloutConfig(prompts=32, completions=8, max_new_tokens=8),
+        optimizer=constant(5e-5),
+        minibatches=2,
+        tau=0.5,
+        steps=steps,
+    )
+
+
+def with_ppo(folder: Path, steps: int) -> ppo.Config:
+    return ppo.Config(
+        **on_questions(folder, "ppo"),
+        rollout=experience.RolloutConfig(prompts=256, completions=1, max_new_tokens=8),
+        optimizer=constant(5e-5),
+        critic_optimizer=constant(3e-4),
+        critic_warmup=min(3, steps - 1),
+        epochs=2,
+        lam=1.0,
+        steps=steps,
+    )
+
+
+MEASURES = {
+    "eval/mean_token_accuracy": "next byte of new text right",
+    "eval/exact_match": "held-out questions right",
+    "eval/accuracy": "held-out questions right",
+}
 
 
 def results(runs: Mapping[str, Path]) -> table.Table:
-    """Held-out measures of each stage at its start and its end, from the runs' metrics."""
-    shown = table.Table(title="held-out data", title_justify="left")
+    """The first and last held-out measure of each stage, from the runs' metrics."""
+    shown = table.Table(title="on held-out data", title_justify="left")
     for heading in ("stage", "measure", "before", "after"):
         shown.add_column(heading, justify="left" if heading in ("stage", "measure") else "right")
     for name, folder in runs.items():
         first, last = evaluations(folder)
-        for number, measure in enumerate(sorted(last)):
-            form = "{:.1%}" if measure.endswith(("accuracy", "match")) else "{:.3f}"
-            cells = (form.format(values[measure]) for values in (first, last))
-            shown.add_row("" if number else name, measure.removeprefix("eval/"), *cells)
+        measure = next(m for m in reversed(MEASURES) if m in last)
+        shown.add_row(name, MEASURES[measure], f"{first[measure]:.1%}", f"{last[measure]:.1%}")
     return shown
 
 
