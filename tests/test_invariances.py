@@ -1,7 +1,8 @@
 """What fine-tuning may not depend on: padding, packing, row order, microbatches, devices, jit.
 
-One objective, that of the SFT recipe with its z-loss, on two architectures that have between them
-all that could leak: grouped queries, windows, two ropes, soft-caps, norms of queries and keys.
+The objective and the batch are those of the SFT recipe, with its z-loss, on two architectures that
+have between them all that could leak: grouped queries, windows, two ropes, soft-caps, norms of
+queries and keys.
 """
 
 import functools
@@ -13,8 +14,10 @@ import optax
 import pytest
 
 from jaxpost import batch as batches
-from jaxpost import logps, loss_weights, losses, train_step
+from jaxpost import train_step
+from jaxpost.data import sources
 from jaxpost.models import Rope, TransformerConfig, logits, make_model
+from jaxpost.recipes import setup, sft
 
 V = 37
 LLAMA = TransformerConfig(
@@ -27,6 +30,9 @@ WINDOWED = TransformerConfig(
     attn_softcap=5.0, final_softcap=8.0, embed_scale=4.0, rope_local=Rope(theta=100.0),
     window=4, local_layers=(True, False),
 )  # fmt: skip
+RECIPE = sft.Config(
+    run="", model=setup.ModelConfig(path=""), data=sources.DataConfig(train="none"), z_loss=0.01
+)
 CONFIGS = {"llama": LLAMA, "windowed": WINDOWED}
 LENGTHS = (9, 4, 12, 2, 7, 5, 11, 3)
 # Most of the time here is compilation, and nothing here runs long enough to repay it.
@@ -53,15 +59,19 @@ def examples() -> list[batches.Example]:
     return found
 
 
-def rows(groups, width: int) -> batches.TokenBatch:
-    """A batch with the examples of each group in a row; weights are fixed over all of it."""
+def token_rows(groups, width: int) -> batches.TokenBatch:
+    """A batch with the examples of each group in a row."""
     pairs = [batches.shift(example) for example in examples()]
-    batch = batches.stack([batches.row_of([pairs[i] for i in g], width) for g in groups])
-    return weighted(batch)
+    return batches.stack([batches.row_of([pairs[i] for i in g], width) for g in groups])
 
 
-def weighted(batch: batches.TokenBatch) -> batches.TokenBatch:
-    return batch._replace(loss_weights=np.asarray(loss_weights.token_mean(batch.loss_weights)))
+def weighted(batch: batches.TokenBatch) -> sft.SFTBatch:
+    """With weights that are fixed over all of it."""
+    return sft.make_batch(batch, jax.random.key(0))
+
+
+def rows(groups, width: int) -> sft.SFTBatch:
+    return weighted(token_rows(groups, width))
 
 
 ALONE = [[i] for i in range(len(LENGTHS))]
@@ -69,14 +79,7 @@ PACKED = batches.best_fit_decreasing([n - 1 for n in LENGTHS], 16)
 
 
 def objective_of(name: str):
-    model, _ = model_of(name)
-
-    def objective(params, batch):
-        scores = logps.token_scores(model, params, batch, chunk=16)
-        per_token = losses.nll(scores.logps) + 0.01 * losses.z_loss(scores.log_normalizers)
-        return jnp.sum(batch.loss_weights * per_token), {"correct": jnp.sum(scores.correct)}
-
-    return objective
+    return sft.make_objective(RECIPE, model_of(name)[0])
 
 
 @functools.cache
@@ -112,7 +115,7 @@ def test_the_gradient_is_not_trivial(name):
 
 
 def test_what_padding_holds(name):
-    batch = rows(ALONE, 16)
+    batch = token_rows(ALONE, 16)
     rng = np.random.default_rng(6)
     padding = batch.segment_ids == 0
     noise = rng.integers(0, V, size=(3, *padding.shape))
@@ -121,14 +124,15 @@ def test_what_padding_holds(name):
         targets=np.where(padding, noise[1], batch.targets).astype(np.int32),
         positions=np.where(padding, noise[2], batch.positions).astype(np.int32),
     )
-    assert_same(evaluate(name, spoilt), reference(name))
+    assert_same(evaluate(name, weighted(spoilt)), reference(name))
 
 
 def test_how_long_padding_is(name):
     """Longer rows, and a row of nothing else."""
     empty = batches.empty_row(24)
-    more = jax.tree.map(lambda x, row: np.concatenate([x, row[None]]), rows(ALONE, 24), empty)
-    assert_same(evaluate(name, more), reference(name))
+    alone = token_rows(ALONE, 24)
+    more = jax.tree.map(lambda x, row: np.concatenate([x, row[None]]), alone, empty)
+    assert_same(evaluate(name, weighted(more)), reference(name))
 
 
 def test_order_of_rows(name):
@@ -175,7 +179,7 @@ def moved(name: str, params, batch, microbatches: int):
     ("name", "microbatches"), [("llama", 2), ("llama", 4), ("llama", 8), ("windowed", 4)]
 )
 def test_microbatches(name, microbatches):
-    batch = weighted(rows([*PACKED, *PACKED, [0], [3]], 16))  # rows of very different counts
+    batch = rows([*PACKED, *PACKED, [0], [3]], 16)  # rows of very different counts
     (loss, metrics), gradients = evaluate(name, batch)
     sums, change = moved(name, model_of(name)[1], batch, microbatches)
     assert_same(change, gradients)
@@ -203,7 +207,7 @@ def test_jit():
 
 
 def test_nothing_to_train_on_is_zero_and_not_nan(name):
-    batch = rows(ALONE, 16)
+    batch = token_rows(ALONE, 16)
     nothing = batch._replace(
         completion_mask=np.zeros_like(batch.completion_mask),
         loss_weights=np.zeros_like(batch.loss_weights),
