@@ -433,6 +433,17 @@ def test_every_call_of_a_turn_must_be_rendered():
     assert '{"name": "g", "arguments": {}}' in trained(tokenize(found, QWEN3))[0]
 
 
+def test_a_row_with_a_token_that_the_model_lacks_is_dropped():
+    """As where a text model has no embedding for the last of its tokenizer's added tokens."""
+    used = tokenizer(tokenizers.CHATML)
+    last = used.vocab_size - 1
+    step = chat.Tokenize(used, OPTIONS, last)
+    spelt = TextRow(f"a{used.decode([last])}b", where="rows.jsonl:7")
+    assert step(spelt) == Dropped("outside_vocabulary", "rows.jsonl:7")
+    assert isinstance(step(TextRow("ab")), Example)
+    assert not isinstance(chat.Tokenize(used, OPTIONS)(spelt), Dropped)
+
+
 def test_special_tokens_that_people_write_are_noted():
     step = chat.Tokenize(tokenizer(tokenizers.CHATML), OPTIONS)
     assert isinstance(step(row(*TALK)), Example)

@@ -364,6 +364,23 @@ def test_train_leaves_a_run_that_can_be_used(here, capsys):
     assert recipes.load("run/config.yaml", []) == (recipe, config)
 
 
+def test_a_finished_run_needs_its_data_no_more(here, capsys):
+    Path("chat.jsonl").rename("gone.jsonl")
+    try:
+        assert cli.main(["train", "sft.yaml"]) == 0
+        assert "nothing to do" in capsys.readouterr().err
+        assert cli.main(["train", "sft.yaml", "steps=3"]) == 2
+        assert "chat.jsonl" in capsys.readouterr().err
+    finally:
+        Path("gone.jsonl").rename("chat.jsonl")
+
+
+def test_eval_says_which_rows_were_not_asked(here, caplog):
+    command = ["eval", "run", "chat.jsonl", "--generate", "20", "--max-tokens", "2", "--json"]
+    assert cli.main(command) == 0
+    assert "rows not asked: 1" in caplog.text
+
+
 def test_a_changed_configuration_is_refused_with_code_1(here, capsys):
     assert cli.main(["train", "sft.yaml", "optimizer.learning_rate=1", "steps=3"]) == 1
     assert "optimizer.learning_rate: 0.001 -> 1.0" in capsys.readouterr().err

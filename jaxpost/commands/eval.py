@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,9 +34,10 @@ def main(argv: Sequence[str]) -> int:
     )
     settings = read_settings(opened, options.data, options.overrides)
     inputs.check_length(settings.data.max_length, opened.model.config)
+    tokenize = chat.Tokenize(opened.tokenizer, settings.chat, opened.model.config.vocab_size)
     rows = sources.eval_stream(
         settings.data,
-        chat.Tokenize(opened.tokenizer, settings.chat),
+        tokenize,
         length=settings.data.max_length,
         batch_size=options.batch_size,
         rows=options.rows,
@@ -48,13 +50,12 @@ def main(argv: Sequence[str]) -> int:
     for reason, count in dropped.items():
         print(f"dropped {count} rows: {reason}", file=sys.stderr)
     if options.generate:
+        logging.getLogger(sources.__name__).setLevel(logging.INFO)  # which rows are not asked
         matches, records = evaluation.exact_match(
             opened.model,
             opened.params,
             opened.tokenizer,
-            sources.eval_rows(
-                settings.data, chat.Tokenize(opened.tokenizer, settings.chat), options.generate
-            ),
+            sources.eval_rows(settings.data, tokenize, options.generate),
             settings.chat,
             max_new_tokens=options.max_tokens,
             batch_size=options.batch_size,

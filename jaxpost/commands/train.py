@@ -32,10 +32,12 @@ def main(arguments: Sequence[str]) -> int:
         show_keys(path, overrides)
         return 0
     recipe, config = recipes.load(path, overrides)
+    from jaxpost import runs
     from jaxpost.commands import compile_cache, inputs
 
-    inputs.check(config)
-    inputs.check_export(config.run, config.model)
+    if not runs.is_finished(config.run, config.steps):  # what one read may be gone
+        inputs.check(config)
+        inputs.check_export(config.run, config.model)
     compile_cache.use_compile_cache()
     return recipe.train(config) or 0
 

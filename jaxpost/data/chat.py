@@ -83,13 +83,21 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tokenize:
-    """`tokenize`, to be handed to data workers, with a note of special tokens spelt in a row."""
+    """`tokenize`, to be handed to data workers, with a note of special tokens spelt in a row.
+
+    With the model's `vocab_size`, rows with an id that it has no embedding for are dropped, as
+    `outside_vocabulary`: a tokenizer may have added tokens above it.
+    """
 
     tokenizer: Tokenizer
     options: ChatOptions
+    vocab_size: int | None = None
 
     def __call__(self, row: Row) -> Example | Noted | Dropped:
         found = tokenize(row, self.tokenizer, self.options)
+        if self.vocab_size is not None and not isinstance(found, Dropped):
+            if found.tokens.max() >= self.vocab_size:
+                return Dropped("outside_vocabulary", row.where)
         spelt = self.tokenizer.spelt_in("\0".join(texts_of(row)))
         if isinstance(found, Dropped) or not spelt:
             return found

@@ -159,11 +159,17 @@ def make_update(
     return jax.jit(update, donate_argnums=0)
 
 
+def make_tokenize(config: Config, tokenizer: tokenizers.Tokenizer) -> chat.Tokenize:
+    """From rows to tokens that the model has."""
+    size = setup.architecture_of(config.model, tokenizer.vocab_size).vocab_size
+    return chat.Tokenize(tokenizer, config.chat, size)
+
+
 def make_data(config: Config, tokenizer: tokenizers.Tokenizer) -> sources.DataStream:
     """Batches without end, at a position that can be saved."""
     return sources.batches(
         config.data,
-        chat.Tokenize(tokenizer, config.chat),
+        make_tokenize(config, tokenizer),
         length=config.data.max_length,
         batch_size=config.batch_size,
         seed=config.seed,
@@ -190,7 +196,7 @@ def make_evaluation(
                 policy.tokenizer,
                 sources.eval_rows(
                     config.data,
-                    chat.Tokenize(policy.tokenizer, config.chat),
+                    make_tokenize(config, policy.tokenizer),
                     config.eval.generate,
                 ),
                 config.chat,
@@ -206,7 +212,7 @@ def make_evaluation(
 def eval_batches(config: Config, tokenizer: tokenizers.Tokenizer) -> Iterator[batches.TokenBatch]:
     return sources.eval_batches(
         config.data,
-        chat.Tokenize(tokenizer, config.chat),
+        make_tokenize(config, tokenizer),
         length=config.data.max_length,
         batch_size=config.eval.batch_size,
         rows=config.eval.rows,

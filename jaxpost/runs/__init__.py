@@ -26,7 +26,7 @@ and tells all processes at which step to stop; no handler is put over it, and Ct
 
 from jaxpost.runs.changes import FREE_KEYS, Change, config_changes
 from jaxpost.runs.disk import RunError
-from jaxpost.runs.run import EXIT_PREEMPTED, Run, check_finite, open_run
+from jaxpost.runs.run import EXIT_PREEMPTED, Run, check_finite, is_finished, open_run
 
 __all__ = [
     "EXIT_PREEMPTED",
@@ -36,5 +36,6 @@ __all__ = [
     "RunError",
     "check_finite",
     "config_changes",
+    "is_finished",
     "open_run",
 ]

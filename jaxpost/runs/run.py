@@ -182,6 +182,15 @@ def open_run(
     return run
 
 
+def is_finished(folder: str | os.PathLike[str], steps: int) -> bool:
+    """Whether a job got to the end of so many updates in a folder; nothing is opened.
+
+    Raises:
+      RunError: its `finished.json` cannot be read.
+    """
+    return _finished_step(Path(folder)) >= steps
+
+
 def _take(run: Run, config: Mapping[str, Any], resume_anyway: bool) -> None:
     """What process 0 does on opening; nothing is written before every check has passed."""
     try:
