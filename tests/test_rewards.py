@@ -346,7 +346,7 @@ def test_confined_verifiers_judge_alike_in_any_number():
 def test_own_verifiers_are_confined_and_others_are_not():
     part = rewards.Part("jaxpost.rewards.math:verify")
     assert scorer_home("auto", part) == (True, True)
-    assert scorer_home("process", part) == (False, True)
+    assert scorer_home("process", part) == (False, False)
     assert scorer_home("auto", rewards.Part("jaxpost.rewards.code:verify")) == (False, False)
     assert scorer_home("auto", rewards.Part("mine:verify")) == (False, False)
     assert scorer_home("sandbox", rewards.Part("mine:verify")) == (True, False)
