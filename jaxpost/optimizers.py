@@ -94,10 +94,19 @@ def make_optimizer(
       ValueError: the warm-up is as long as the run.
     """
     schedule = make_schedule(config, steps)
+    return following(config, schedule), schedule
+
+
+def following(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+    """The optimizer under another schedule.
+
+    In a jitted update `lambda count: rate`, with the rate as an input, keeps the schedule's numbers
+    out of the program: more steps then need no new one.
+    """
     parts = [rule(config), optax.scale_by_learning_rate(schedule)]
     if config.max_grad_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(config.max_grad_norm))
-    return in_float32(optax.chain(*parts)), schedule
+    return in_float32(optax.chain(*parts))
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:

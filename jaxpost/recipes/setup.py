@@ -202,6 +202,22 @@ def resume(
     return restored.state._replace(params=params), restored.position["counters"]
 
 
+MANY_PASSES = 20  # over the data: what is then learnt is mostly this data by heart
+
+
+def tell_of_passes(one: float, steps: int) -> None:
+    """Says how often a run reads its data, if each update reads this part of it.
+
+    How many rows fill an update is known once the first is packed, so this is about right.
+    """
+    log.info("%d updates make about %.3g passes over the data", steps, one * steps)
+    if one * steps > MANY_PASSES:
+        log.warning(
+            "so many passes mostly teach a model its data by heart; steps=%d makes about 3",
+            max(1, round(3 / one)),
+        )
+
+
 def tell_of_schedule(
     changed: Sequence[runs.Change], config: optimizers.OptimizerConfig, step: int
 ) -> None:

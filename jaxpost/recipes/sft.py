@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxpost import batch as batches
 from jaxpost import (
@@ -136,23 +135,22 @@ def make_batch(batch: batches.TokenBatch, key: Array) -> SFTBatch:
 
 
 def make_update(
-    config: Config,
-    policy: setup.Policy,
-    optimizer: optax.GradientTransformation,
-    schedule: optimizers.Schedule,
-) -> Callable[[train_step.TrainState, batches.TokenBatch], tuple[train_step.TrainState, dict]]:
-    """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, policy.model),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=policy.trainable,
-        ema_decay=config.ema_decay,
-    )
+    config: Config, policy: setup.Policy
+) -> Callable[
+    [train_step.TrainState, batches.TokenBatch, Array], tuple[train_step.TrainState, dict]
+]:
+    """The jitted update, at a learning rate; the state's buffers are donated."""
+    objective = make_objective(config, policy.model)
     key = jax.random.key(config.seed)
 
-    def update(state: train_step.TrainState, batch: batches.TokenBatch):
-        rate = schedule(state.step)
+    def update(state: train_step.TrainState, batch: batches.TokenBatch, rate: Array):
+        step = train_step.make_train_step(
+            objective,
+            optimizers.following(config.optimizer, lambda count: rate),
+            microbatches=config.microbatches,
+            trainable=policy.trainable,
+            ema_decay=config.ema_decay,
+        )
         state, sums = step(state, make_batch(batch, jax.random.fold_in(key, state.step)))
         return state, {**summary(sums), "learning_rate": rate}
 
@@ -251,7 +249,7 @@ def train(config: Config) -> int:
         state, counters = setup.resume(run, saver, state, policy.trainable, data)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
-        update = make_update(config, policy, optimizer, schedule)
+        update, rate = make_update(config, policy), jax.jit(schedule)
         evaluate = make_evaluation(config, policy, out)
         meter = setup.make_meter(policy, counters)
 
@@ -262,7 +260,9 @@ def train(config: Config) -> int:
                 out.write(0, evaluate(0, state.params))
         for step in range(start + 1, config.steps + 1):
             batch, report = next(data)
-            state, measured = update(state, batch)
+            if step == start + 1:
+                setup.tell_of_passes(report.epoch / step, config.steps)
+            state, measured = update(state, batch, rate(state.step))
             setup.check(out.write(step, {**measured, **report.metrics()}))
             evaluating = config.eval.due(step, config.steps)  # stopping or not: it comes only once
             stopping, scores = run.should_stop(step), {}
