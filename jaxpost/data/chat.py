@@ -95,11 +95,12 @@ class Tokenize:
 
     def __call__(self, row: Row) -> Example | Noted | Dropped:
         found = tokenize(row, self.tokenizer, self.options)
-        if self.vocab_size is not None and not isinstance(found, Dropped):
-            if found.tokens.max() >= self.vocab_size:
-                return Dropped("outside_vocabulary", row.where)
+        if isinstance(found, Dropped):
+            return found
+        if self.vocab_size is not None and found.tokens.max() >= self.vocab_size:
+            return Dropped("outside_vocabulary", row.where)
         spelt = self.tokenizer.spelt_in("\0".join(texts_of(row)))
-        if isinstance(found, Dropped) or not spelt:
+        if not spelt:
             return found
         return Noted(found, tuple(Note(token, row.where) for token in spelt))
 
