@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
     if not runs.is_finished(config.run, config.steps):  # what one read may be gone
         inputs.check(config)
-        inputs.check_export(config.run, config.model)
+    inputs.check_export(config.run, config.model)
     compile_cache.use_compile_cache()
     return recipe.train(config) or 0
 
