@@ -1,5 +1,6 @@
 """What this machine offers, found by trying it."""
 
+import compileall
 import functools
 import importlib.util
 import os
@@ -74,6 +75,7 @@ def choose(wanted: str | None = None) -> box.Level:
 
     "none" runs unconfined (limits only) and has to be asked for. Raises RefusedError and a remedy.
     """
+    compileall.compile_dir(box.INSIDE, quiet=2)  # a box cannot: the folder is read-only there
     if wanted not in (None, "bwrap", "landlock", "none"):
         raise ValueError(f'level "{wanted}" is none of "bwrap", "landlock", "none"')
     if wanted == "none":

@@ -5,14 +5,13 @@ before anything hostile runs; it writes one byte, ENTERED, when it is done, by w
 tells a box that failed from a program that failed.
 """
 
-import base64
+import binascii
 import contextlib
 import importlib
 import json
 import os
 import resource
 import runpy
-import shutil
 import signal
 import sys
 
@@ -41,7 +40,7 @@ def read_files(size: int) -> dict[str, bytes]:
         if not part:
             raise EOFError(f"stdin ended {size - len(text)} bytes before the job's files did")
         text += part
-    return {name: base64.b64decode(data) for name, data in json.loads(text or b"{}").items()}
+    return {name: binascii.a2b_base64(data) for name, data in json.loads(text or b"{}").items()}
 
 
 def write_files(files: dict[str, bytes], folder: str) -> None:
@@ -112,6 +111,8 @@ def keep(spec: dict, argv: list[str], files: dict[str, bytes]) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     end_all()
     if spec["temporary"]:
+        import shutil  # which takes longer to import than all else that a box needs
+
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(code if code >= 0 else 128 - code)
 

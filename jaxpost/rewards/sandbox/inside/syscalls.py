@@ -1,6 +1,6 @@
 """The seccomp filter: a deny list of system calls, written as classic BPF for this machine."""
 
-import platform
+import os
 import struct
 
 EPERM, ENOSYS = 1, 38
@@ -64,7 +64,7 @@ def when(number: int, body: bytes) -> bytes:
 
 
 def supported() -> bool:
-    return platform.machine() in MACHINES
+    return os.uname().machine in MACHINES
 
 
 def program(namespaces: bool) -> bytes:
@@ -73,7 +73,7 @@ def program(namespaces: bool) -> bytes:
     A call of another architecture kills the process; a denied one fails with EPERM; clone3, whose
     flags a filter cannot read, says ENOSYS, so that the C library falls back to clone.
     """
-    architecture, column = MACHINES[platform.machine()]
+    architecture, column = MACHINES[os.uname().machine]
     denied = numbers(DENIED, column)
     denied += [] if namespaces else numbers(DENIED_WITHOUT_NAMESPACES, column)
     families = (AF_UNIX, AF_INET, AF_INET6) if namespaces else ()
