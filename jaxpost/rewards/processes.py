@@ -19,7 +19,17 @@ BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from jaxpost.rewards import worker; worker.main()"
 )
 ENDING = 1.0  # s that a process has to end once its output is closed
-PLAIN = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+PLAIN = (
+    "JAXPOST_SANDBOX_LEVEL_TOLD",
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+)
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

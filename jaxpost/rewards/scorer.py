@@ -177,6 +177,9 @@ def starter(
     paths = [path or os.getcwd() for path in sys.path]
     memory = int(config.memory * 1e9) if config.memory else 0
     if not where.confined:
+        for one in sources:
+            if one.path.startswith(BOXED):
+                sandbox.choose(one.options.get("isolation"))  # refuses, or says how, once and early
         job = worker.Job(paths, os.getpid(), memory, where.fork, sources)
         env = processes.plain_environment(config.environment)
         return lambda: processes.Start(processes.command(), env, job, False)
