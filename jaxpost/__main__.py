@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--traceback"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_text(), end="", file=sys.stdout if arguments else sys.stderr)
-        return DONE if arguments else USAGE
+        return DONE if arguments else fail("name a verb, as in jaxpost quickstart", USAGE)
     verb, *rest = arguments
     if verb == "--version":
         return version()

@@ -42,7 +42,9 @@ def test_help_lists_the_verbs_and_the_exit_codes(capsys):
 
 def test_without_a_verb_the_help_is_an_error(capsys):
     assert cli.main([]) == 2
-    assert "usage: jaxpost" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage: jaxpost" in said
+    assert said.endswith("\njaxpost: name a verb, as in jaxpost quickstart\n")
 
 
 def test_an_unknown_verb_gets_the_nearest(capsys):
@@ -551,9 +553,9 @@ def test_a_chat_remembers_until_it_is_reset(here, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nhi\n/reset\n/what\n\nhi\n/quit\nhi\n"))
     said = sampled(capsys, "tiny", "--chat", "--temperature", "0")
     first = sampled(capsys, "tiny", "--prompt", "hi", "--temperature", "0")
-    assert said.startswith(first)
-    assert said.endswith(first)
-    assert said != 3 * first  # the second reply has seen the first turn
+    turns = said.split("> hi\n")
+    assert (turns[0], turns[1], turns[3]) == ("", first, f"{first}> /quit\n")
+    assert turns[2] != f"{first}> /reset\n> /what\n> \n"  # the second has seen the first turn
 
 
 def test_a_chat_too_long_for_the_model_says_so(here, capsys, monkeypatch):
@@ -574,6 +576,20 @@ def test_eval_measures_and_answers(here, capsys):
     assert metrics["eval/exact_match"] == 0.0
     assert "dropped 1 rows: too_long" in said.err
     assert len((here / "answers.jsonl").read_text().splitlines()) == 3
+
+
+def test_eval_announces_the_rows_that_it_reads_and_fits_the_model(here, capsys, caplog):
+    assert cli.main(["eval", "tiny", "chat.jsonl", "--rows", "5"]) == 0
+    assert "13 rows, type messages\nthe first 5 rows\n" in capsys.readouterr().err
+    assert "positions" not in caplog.text  # 256, and a row has room for 1024 by default
+
+
+def test_eval_with_its_arguments_the_other_way_round_says_so(here, capsys):
+    for model in ("tiny", "run"):
+        assert cli.main(["eval", "chat.jsonl", model]) == 2
+        assert (
+            f"MODEL comes before DATA: jaxpost eval {model} chat.jsonl" in capsys.readouterr().err
+        )
 
 
 def test_weights_that_are_not_finite_are_never_used(here, capsys):

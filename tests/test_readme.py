@@ -27,14 +27,17 @@ TINY = {
 }
 
 
-def test_the_research_code_runs(tmp_path):
+def test_the_research_code_runs(tmp_path, monkeypatch):
     """A fresh model knows nothing: its loss is that of a uniform guess."""
+    monkeypatch.chdir(tmp_path)
     files = tokenizers.byte_tokenizer()
-    hub.save_model(tmp_path, *hub.init_model(TINY, jax.random.key(0), files=files))
+    hub.save_model("start", *hub.init_model(TINY, jax.random.key(0), files=files))
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert code.count('"path/or/hub-id"') == 1
     names = {}
-    exec(code.replace('"path/or/hub-id"', repr(str(tmp_path))), names)
+    exec(code.replace('"path/or/hub-id"', repr("start")), names)
     assert names["state"].step == 1
+    _, saved = hub.load_model("my_model")
+    np.testing.assert_array_equal(saved["embedding"], names["state"].params["embedding"])
     np.testing.assert_allclose(names["metrics"]["loss"], np.log(300), rtol=0.02)
     np.testing.assert_allclose(names["metrics"]["mean_logp"], -np.log(300), rtol=0.02)

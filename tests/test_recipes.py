@@ -492,9 +492,9 @@ def test_float16_is_refused_asked_for_or_stored(tmp_path):
 
 
 NOTHING_TO_MEASURE = [
-    ({"eval": evaluation.EvalConfig(rows=3)}, "eval.rows needs data.eval"),
+    ({"eval": evaluation.EvalConfig(rows=3)}, "eval.rows needs data.eval.*set eval.rows=null"),
     ({"eval": evaluation.EvalConfig(batch_size=2)}, "eval.batch_size needs data.eval"),
-    ({"eval": evaluation.EvalConfig(every=2)}, "eval.every needs data.eval"),
+    ({"eval": evaluation.EvalConfig(every=2)}, "eval.every needs data.eval.*set eval.every=0"),
     ({"checkpoint": checkpoint.CheckpointConfig(keep_best=1)}, "keep_best.* need data.eval"),
     ({"checkpoint": checkpoint.CheckpointConfig(metric="eval/x")}, "metric need data.eval"),
 ]

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich import console, table
 
@@ -27,6 +28,10 @@ class Settings:
 def main(argv: Sequence[str]) -> int:
     """Prints the measures as a table, or as JSON."""
     options = usage.eval().parse_intermixed_args(argv)
+    if Path(options.model).is_file() and is_model(options.data):
+        raise configs.ConfigError(
+            f"MODEL comes before DATA: jaxpost eval {options.data} {options.model}"
+        )
     inputs.check_data(options.data, "DATA")
     compile_cache.use_compile_cache()
     opened = models.open_model(
@@ -66,10 +71,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def is_model(path: str) -> bool:
+    """Whether a path is a model's folder or a run's."""
+    return (Path(path) / "config.json").is_file() or models.is_run(path)
+
+
 def read_settings(opened: models.Opened, data: str, overrides: Sequence[str]) -> Settings:
     """The run's own settings, or the defaults, on this data, under the overrides."""
     if opened.config is None:
-        settings = Settings(sources.DataConfig(train=data), chat.ChatOptions())
+        length = min(sources.DataConfig.max_length, opened.model.config.max_positions)
+        settings = Settings(sources.DataConfig(train=data, max_length=length), chat.ChatOptions())
     else:
         settings = Settings(opened.config.data, opened.config.chat)
     here = dataclasses.replace(settings.data, train=data, eval=data)

@@ -117,6 +117,8 @@ def ask() -> str | None:
     """The next line typed, or None at the end."""
     try:
         said = input("> " if sys.stdin.isatty() else "").strip()
+        if not sys.stdin.isatty():
+            print(f"> {said}")  # as it would stand at a terminal
     except (EOFError, KeyboardInterrupt):
         print()
         return None

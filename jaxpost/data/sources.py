@@ -356,7 +356,7 @@ def eval_stream(
         shard=slice(0, 1),
         share=slice(process_index, None, process_count),
         batch_size=batch_size * process_count,
-        summary=summary(sources, None),
+        summary=summary(sources, None) + ([] if rows is None else [f"the first {total:,} rows"]),
         fingerprint={},
     )
 

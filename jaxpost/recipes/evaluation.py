@@ -52,7 +52,10 @@ def refuse_unused(config: EvalConfig) -> None:
     default = dataclasses.asdict(EvalConfig())
     for key, value in dataclasses.asdict(config).items():
         if value != default[key]:
-            raise ValueError(f"eval.{key} needs data.eval, the held-out data to measure on")
+            raise ValueError(
+                f"eval.{key} needs data.eval, the held-out data to measure on; name some, or set "
+                f"eval.{key}={'null' if default[key] is None else default[key]}"
+            )
 
 
 def make_measure(model: Model) -> Callable[[Params, TokenBatch], tuple[jax.Array, ...]]:
