@@ -14,10 +14,10 @@ import sys
 
 from jaxpost import __main__ as cli
 from jaxpost.commands import train
-from jaxpost.recipes import pretrain, sft
+from jaxpost.recipes import grpo, pmd, ppo, pretrain, sft
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
-IMPORTED = (train, pretrain, sft)  # before the fork, and without starting JAX's devices
+IMPORTED = (train, pretrain, sft, grpo, ppo, pmd)  # before the fork, and without starting devices
 
 
 def arm(harm: str) -> None:

@@ -21,7 +21,6 @@ reward is in no baseline and in no weight.
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -177,94 +176,107 @@ class Batch(NamedTuple):
     ref_logps: Any
 
 
+class Given(NamedTuple):
+    """What the loss of a token is given besides its scores, [B, T] or some of its tokens."""
+
+    loss_weights: Array
+    advantages: Array
+    old_logps: Array
+    ref_logps: Array
+
+
+def given_of(batch: Batch) -> Given:
+    """Without a reference the old log-probabilities stand in, and nothing looks at them."""
+    ref = batch.old_logps if batch.ref_logps is None else batch.ref_logps
+    return Given(batch.loss_weights, batch.advantages, batch.old_logps, ref)
+
+
 def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
-    policy_loss = make_policy_loss(config)
     sampled = config.rollout.distribution()
-
-    def token_loss(scores: logps.TokenScores, batch: Batch) -> Array:
-        loss = policy_loss(scores.logps, old_logps(config, scores, batch), batch)
-        if config.kl_coef:
-            loss += config.kl_coef * kl_term(config, scores, batch)
-        if config.entropy_coef:
-            loss += config.entropy_coef * losses.entropy_bonus(scores.entropies)
-        return batch.loss_weights * loss
+    policy_loss = make_policy_loss(config)
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        def token_loss(scores: logps.TokenScores, *data: Array) -> Array:
+            given = Given(*data)
+            loss = policy_loss(scores.logps, given, batch)
+            if config.kl_coef:
+                loss += config.kl_coef * kl_term(config, scores.logps, given)
+            if config.entropy_coef:
+                loss += config.entropy_coef * losses.entropy_bonus(scores.entropies)
+            return given.loss_weights * loss
+
+        given = given_of(batch)
         if config.loss == "gspo":  # a token's loss depends on its whole sequence
             scores = logps.token_scores(model, params, batch, entropies=True, **sampled)
-            loss = jnp.sum(token_loss(scores, batch))
+            loss = jnp.sum(token_loss(scores, *given))
         else:
-            leaves, tree = jax.tree.flatten(batch)
             loss, scores = logps.token_loss(
-                model,
-                params,
-                batch,
-                lambda scores, *data: token_loss(scores, tree.unflatten(data)),
-                *leaves,
-                entropies=True,
-                **sampled,
+                model, params, batch, token_loss, *given, entropies=True, **sampled
             )
-        return loss, measures(config, jax.lax.stop_gradient(scores), batch)
+        return loss, measures(config, jax.lax.stop_gradient(scores), given)
 
     return objective
 
 
-def old_logps(config: Config, scores: logps.TokenScores, batch: Batch) -> Array:
+def old_of(config: Config, logps: Array, given: Given) -> Array:
     """Those of the policy that sampled; in the only update of a rollout that is the policy."""
-    return jax.lax.stop_gradient(scores.logps) if config.on_policy else batch.old_logps
+    return jax.lax.stop_gradient(logps) if config.on_policy else given.old_logps
 
 
-def make_policy_loss(config: Config) -> Callable[[Array, Array, Batch], Array]:
-    """`(logps, old_logps, batch) -> loss` of each token."""
-    given = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    clip = {name: value for name, value in given.items() if value is not None}
+def make_policy_loss(config: Config) -> Callable[[Array, Given, Batch], Array]:
+    """`(logps, given, batch) -> loss` of each token; only GSPO looks at the batch."""
+    named = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    clip = {name: value for name, value in named.items() if value is not None}
     if config.loss == "reinforce":
-        return lambda logps, old, batch: losses.reinforce(logps, batch.advantages)
+        return lambda logps, given, batch: losses.reinforce(logps, given.advantages)
     if config.loss == "gspo":
-        return functools.partial(gspo, clip)
+        return lambda logps, given, batch: gspo(config, clip, logps, given, batch)
     loss = {
         "ppo_clip": losses.ppo_clip,
         "ppo_dual_clip": losses.ppo_dual_clip,
         "cispo": losses.cispo,
         "sapo": losses.sapo,
     }[config.loss]
-    return lambda logps, old, batch: loss(logps, old, batch.advantages, **clip)
+    return lambda logps, given, batch: loss(
+        logps, old_of(config, logps, given), given.advantages, **clip
+    )
 
 
-def gspo(clip: dict[str, float], logps: Array, old: Array, batch: Batch) -> Array:
+def gspo(config: Config, clip: dict[str, float], logps: Array, given: Given, batch: Batch) -> Array:
     """GSPO token by token, which with weights of `sequence_mean` is GSPO."""
     log_ratios = loss_weights.sequence_means(
-        jax.lax.stop_gradient(logps - old), batch.completion_mask, batch.segment_ids
+        jax.lax.stop_gradient(logps) - old_of(config, logps, given),
+        batch.completion_mask,
+        batch.segment_ids,
     )
-    return losses.gspo_token(logps, log_ratios, batch.advantages, **clip)
+    return losses.gspo_token(logps, log_ratios, given.advantages, **clip)
 
 
-def kl_term(config: Config, scores: logps.TokenScores, batch: Batch) -> Array:
+def kl_term(config: Config, logps: Array, given: Given) -> Array:
     """The KL estimate of each token, with the gradient that its name stands for."""
     if config.kl == "k3_weighted":
-        old = old_logps(config, scores, batch)
-        return losses.kl_k3_weighted(scores.logps, old, batch.ref_logps)
+        return losses.kl_k3_weighted(logps, old_of(config, logps, given), given.ref_logps)
     estimate = {"k2": losses.kl_k2, "k3": losses.kl_k3, "k3_plus": losses.kl_k3_plus}[config.kl]
-    return estimate(scores.logps, batch.ref_logps)
+    return estimate(logps, given.ref_logps)
 
 
-def measures(config: Config, scores: logps.TokenScores, batch: Batch) -> dict[str, Array]:
+def measures(config: Config, scores: logps.TokenScores, given: Given) -> dict[str, Array]:
     """Sums over the tokens that are trained; `summary` divides them by their number."""
-    old = old_logps(config, scores, batch)
+    old = old_of(config, scores.logps, given)
     clip = {"clip_low": config.clip_low or 0.2, "clip_high": config.clip_high or 0.2}
-    clipped = metrics.clip_fraction(scores.logps, old, batch.advantages, **clip)
+    clipped = metrics.clip_fraction(scores.logps, old, given.advantages, **clip)
     per_token = {
         "tokens": jnp.ones_like(scores.logps),
         "entropy": scores.entropies,
-        "clip_ratio/low_mean": jnp.where(batch.advantages < 0, clipped, 0.0),
-        "clip_ratio/high_mean": jnp.where(batch.advantages > 0, clipped, 0.0),
+        "clip_ratio/low_mean": jnp.where(given.advantages < 0, clipped, 0.0),
+        "clip_ratio/high_mean": jnp.where(given.advantages > 0, clipped, 0.0),
         "clip_ratio/region_mean": clipped,
         "approx_kl": metrics.approx_kl(scores.logps, old),
     }
     if config.kl_coef:
-        per_token["kl"] = losses.kl_k3(scores.logps, batch.ref_logps)
-    trained = batch.loss_weights != 0
+        per_token["kl"] = losses.kl_k3(scores.logps, given.ref_logps)
+    trained = given.loss_weights != 0
     return {name: jnp.sum(jnp.where(trained, x, 0.0)) for name, x in per_token.items()}
 
 
