@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-PARTS = ("sample", "reward", "logps", "update")
+PARTS: tuple[str, ...] = ("sample", "reward", "logps", "update")
 
 
 class Stopwatch:
