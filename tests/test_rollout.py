@@ -9,6 +9,7 @@ import pytest
 
 from jaxpost import batch as batches
 from jaxpost import logps, rollout
+from jaxpost.models import cache as caches
 from jaxpost.models import model as records
 from jaxpost.models import transformer
 from jaxpost.rollout import engine, settings, shapes, slots, text
@@ -333,6 +334,46 @@ def test_new_prompts_and_continued_ones_together():
         same(one, rollout.Rollout(*(field[row : row + 1] for field in whole)))
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("bfloat16", 0.08), ("int8", 0.1)])
+def test_a_smaller_cache_changes_logps_little(dtype, most):
+    prompts = [*PROMPTS, [3] * 70]
+    result = rollout.sample(
+        MODEL, PARAMS, prompts, KEY, max_new_tokens=40, stop_ids=[-1], slots=3,
+        cache_dtype=dtype, capacity=rollout.Capacity(prompt_tokens=70, new_tokens=40),
+    )  # fmt: skip
+    batch = token_batch(prompts, result, width=128)
+    trainers = trainers_logps(batch)
+    difference = np.abs(result.logps[result.mask] - trainers[batch.completion_mask])
+    assert difference.max() < most
+    assert (dtype == "float32") == (difference.max() < 1e-4)
+
+
+def test_int8_keeps_each_token_and_head_to_its_own_scale():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 5, 8)) * jnp.logspace(-3, 3, 5)[:, None]
+    values, scales = caches.quantized(x)
+    assert np.abs(values).max(axis=-1).min() == 127
+    assert (np.abs(values * scales - x) <= scales * 0.501).all()
+
+
+@pytest.mark.parametrize("layout", ["whole", "split"])
+def test_devices_change_nothing(layout):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+    def place(leaf):
+        divides = layout == "split" and leaf.shape[-1] % 8 == 0
+        spec = [None] * (leaf.ndim - 1) + ["data" if divides else None]
+        return jax.device_put(
+            leaf, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        )
+
+    spread = rollout.sample(
+        MODEL, jax.tree.map(place, PARAMS), MANY, KEY, sample_ids=MANY_IDS, slots=8,
+        sharding=rows, capacity=SHAPES, **MANY_SETTINGS,
+    )  # fmt: skip
+    same(spread, all_at_once())
+
+
 def test_the_stop_id_is_kept_and_nothing_after_it():
     model, params, _ = in_order(*"abcdef")
 
@@ -514,22 +555,22 @@ def test_sizes_are_rounded_up_to_few():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_decoding_changes_the_cache_in_place(dtype):
     model = transformer.make_model(
         records.TransformerConfig(
             vocab_size=64, width=32, layers=16, heads=4, kv_heads=2, head_dim=8, mlp_width=32,
-            query_scale=0.3, compute_dtype=dtype,
+            query_scale=0.3, compute_dtype="float32" if dtype == "int8" else dtype,
         )
     )  # fmt: skip
     params = jax.eval_shape(model.init, jax.random.key(0))
-    forward = slots.forward_of(model)
+    forward = slots.forward_of(model, dtype)
     state = jax.eval_shape(lambda: slots.empty(forward, 16, 1024, 16, jax.random.key(0)))
     rules = settings.Settings(16, stop_ids=(1,)).rules()
     advance = jax.jit(slots.advance, static_argnums=(0, 1), donate_argnums=3)
     lowered = advance.lower(forward, None, params, state, rules, np.int32(4), np.int32(16))
     memory = lowered.compile().memory_analysis()
     assert memory is not None
-    cache = sum(part.size * part.dtype.itemsize for part in state.cache)
+    cache = sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(state.cache))
     assert memory.alias_size_in_bytes >= cache
     assert memory.temp_size_in_bytes < 0.2 * cache

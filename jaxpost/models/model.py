@@ -115,11 +115,13 @@ class Cache(NamedTuple):
     """Keys and values of the tokens read so far, [layers, B, kv_heads, length, head_dim] each.
 
     Slot s of a row holds the token at position s, so a row needs no padding on its left, and what
-    lies beyond a row's length is never read.
+    lies beyond a row's length is never read. In int8 both have scales, [..., length, 1].
     """
 
     keys: Array
     values: Array
+    key_scales: Array | None = None
+    value_scales: Array | None = None
 
 
 class Model(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jaxpost import attention
+from jaxpost.models import cache as caches
 from jaxpost.models.model import Cache, LoRA, Model, ModelCard, Remat, Rope, TransformerConfig
 from jaxpost.typing import Array, Float, Int, Params
 
@@ -174,30 +175,35 @@ class Transformer(nnx.Module):
         graph, stacked = nnx.split(self.layers)
         length = cache.keys.shape[3]
         age = positions[:, :, None] - jnp.arange(length)
+        parts = caches.parts(length)
+        used = jnp.sum(jnp.max(positions) >= jnp.asarray(parts[:-1], jnp.int32))
 
         def layer(carry, scanned):
-            x, keys, values = carry
+            x, cache = carry
             params, local, index = scanned
             block = nnx.merge(graph, params)
             q, k, v = block.queries_keys_values(x, ropes.of(local))
-            keys, values = write(keys, k, index, starts), write(values, v, index, starts)
+            cache = caches.write(cache, k, v, index, starts)
             visible = age >= 0
             window = window_of(config, local, length)
             if window is not None:
                 visible &= age < window
-            attended = attention.attend_masked(
-                q,
-                keys[index].astype(q.dtype),
-                values[index].astype(q.dtype),
-                visible,
-                scale=config.query_scale,
-                softcap=config.attn_softcap,
-            )
-            return (block.finish(x, attended), keys, values), None
+
+            def attend_first(count: int):
+                return lambda: attention.attend_masked(
+                    q,
+                    *caches.read(cache, index, count, q.dtype),
+                    visible[:, :, :count],
+                    scale=config.query_scale,
+                    softcap=config.attn_softcap,
+                )
+
+            attended = jax.lax.switch(used, [attend_first(count) for count in parts])
+            return (block.finish(x, attended), cache), None
 
         scanned = (stacked, local_layers(config), jnp.arange(config.layers))
-        (x, keys, values), _ = jax.lax.scan(layer, (self.embed(tokens), *cache), scanned)
-        return self.final_norm(x), Cache(keys, values)
+        (x, cache), _ = jax.lax.scan(layer, (self.embed(tokens), cache), scanned)
+        return self.final_norm(x), cache
 
     def head(self) -> Float[Array, "V D"]:
         return self.embedding[...] if self.lm_head is None else self.lm_head[...]
@@ -288,34 +294,6 @@ def window_of(config: TransformerConfig, local: Array, length: int) -> Array | N
     return jnp.where(local, config.window, length + 1)
 
 
-def write(
-    cache: Array, new: Float[Array, "B S K hd"], layer: Array, starts: Int[Array, " B"]
-) -> Array:
-    """Writes each row's S new entries at its own start; cache is [L, B, K, length, hd].
-
-    In place where the cache is donated. On a CPU row by row: XLA's scatter there goes element by
-    element, and for bfloat16 converts the whole cache to float32 and back.
-    """
-    entries = jnp.swapaxes(new, 1, 2).astype(cache.dtype)
-    return jax.lax.platform_dependent(
-        cache, entries, layer, starts, cpu=write_by_row, default=write_by_scatter
-    )
-
-
-def write_by_row(cache: Array, entries: Float[Array, "B K S hd"], layer, starts) -> Array:
-    def write_row(row, cache):
-        entry = jax.lax.dynamic_slice_in_dim(entries, row, 1)[None]
-        return jax.lax.dynamic_update_slice(cache, entry, (layer, row, 0, starts[row], 0))
-
-    return jax.lax.fori_loop(0, entries.shape[0], write_row, cache)
-
-
-def write_by_scatter(cache: Array, entries: Float[Array, "B K S hd"], layer, starts) -> Array:
-    rows = jnp.arange(entries.shape[0])[:, None]
-    slots = starts[:, None] + jnp.arange(entries.shape[2])
-    return cache.at[layer, rows, :, slots].set(jnp.swapaxes(entries, 1, 2))
-
-
 def rematerialize(layer, remat: Remat):
     """What the backward pass finds of a layer: all, its products and attention, or its input."""
     if remat == "none":
@@ -380,14 +358,10 @@ def make_model(config: TransformerConfig, card: ModelCard | None = None) -> Mode
             logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
         return logits
 
-    def init_cache(batch: int, length: int, dtype=None) -> Cache:
-        shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
-        zeros = jnp.zeros(shape, dtype or config.compute_dtype)
-        return Cache(zeros, jnp.zeros_like(zeros))
-
     def decode(params: Params, tokens, cache: Cache, starts):
         return nnx.merge(graph, params).decode(tokens, cache, starts)
 
+    init_cache = functools.partial(caches.empty, config)
     card = card or ModelCard({}, {})
     return Model(config, card, init, apply, head, unembed, init_cache, decode)
 

@@ -25,10 +25,10 @@ REFILL = 16  # one slot in so many is free before the host is asked to refill
 
 _empty = jax.jit(device.empty, static_argnums=(0, 1, 2, 3))
 _prefill = jax.jit(device.prefill, static_argnums=0)
-_insert = jax.jit(device.insert, donate_argnums=0)
+_insert = jax.jit(device.insert, static_argnums=0, donate_argnums=1)
 _advance = jax.jit(device.advance, static_argnums=(0, 1), donate_argnums=3)
 _cut = jax.jit(device.cut, donate_argnums=0)
-_pick = jax.jit(device.pick)
+_pick = jax.jit(device.pick, static_argnums=0)
 
 
 class Waiting(NamedTuple):
@@ -89,7 +89,7 @@ class Engine:
         self.sampled = self.left = 0  # tokens drawn in all, and those of completions that ended
         slots = _empty(forward, shapes.widths[0], shapes.length, shapes.new_tokens, key)
         for width in shapes.widths[1:]:  # compiled now, so that nothing is later
-            self.decoded(_pick(slots, np.arange(width, dtype=np.int32)), 0, 0)
+            self.decoded(_pick(forward, slots, np.arange(width, dtype=np.int32)), 0, 0)
         self.slots = self.decoded(slots, 0, 0)
 
     def run(self, *, promptly: bool = False, budget: int | None = None) -> Iterator[list[Ended]]:
@@ -151,7 +151,7 @@ class Engine:
             entries.limits[place], entries.sample_ids[place] = one.limit, one.sample_id
             self.users[prompt] -= 1
         entries = entries._replace(number=np.int32(len(entering)))
-        self.slots = _insert(self.slots, prefix.cache, entries, self.key)
+        self.slots = _insert(self.forward, self.slots, prefix.cache, entries, self.key)
         self.prefixes = [
             held for held in self.prefixes if any(self.users[prompt] for prompt in held.rows)
         ]
@@ -164,7 +164,7 @@ class Engine:
         busy = [slot for slot, one in enumerate(self.held) if one is not None]
         idle = [slot for slot, one in enumerate(self.held) if one is None]
         rows = (busy + idle)[:width]
-        self.slots = _pick(self.slots, np.array(rows, np.int32))
+        self.slots = _pick(self.forward, self.slots, np.array(rows, np.int32))
         self.held, self.seen = [self.held[row] for row in rows], [self.seen[row] for row in rows]
 
     def advance(

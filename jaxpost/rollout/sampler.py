@@ -4,9 +4,11 @@ Shapes are rounded up to a few sizes, so that nothing is compiled again after wa
 sequence draws depends on its own sample id and positions: not on its batch, slot or padding.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxpost.models.model import Model
@@ -47,6 +49,8 @@ def sample(
     begun: Rollout | None = None,
     budget: int | None = None,
     slots: int | None = None,
+    cache_dtype: str | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -76,6 +80,10 @@ def sample(
         then comes back as it is, its stop reason UNFINISHED.
       slots: how many sequences are decoded at once, all by default. A slot that is done goes to
         the next prompt, so the time follows the mean length, not the longest.
+      cache_dtype: of keys and values, by default as activations; "bfloat16" takes half of float32,
+        "int8" (with a scale for each token and head) about a quarter.
+      sharding: lays the batch axis over devices, as `NamedSharding(mesh, PartitionSpec("data"))`;
+        `params` lie on the same mesh, in any way.
       stop_ids: a completion ends with the first of these, and includes it.
       stop_strings: a completion ends with the token that completes one of these in its text.
       tokenizer: reads that text; needed for `stop_strings`.
@@ -91,7 +99,19 @@ def sample(
     )  # fmt: skip
     rows = settings.rows_of(prompts, lengths)
     running, result = start(
-        model, params, rows, key, how, begun, sample_ids, limits, slots, tokenizer, capacity
+        model,
+        params,
+        rows,
+        key,
+        how,
+        begun,
+        sample_ids,
+        limits,
+        slots,
+        tokenizer,
+        capacity,
+        cache_dtype,
+        sharding,
     )
     for ended in running.run(budget=budget):
         for one in ended:
@@ -113,6 +133,8 @@ def sample_groups(
     begun: Rollout | None = None,
     budget: int | None = None,
     slots: int | None = None,
+    cache_dtype: str | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -140,7 +162,19 @@ def sample_groups(
     )  # fmt: skip
     rows = [row for row in settings.rows_of(prompts, lengths) for _ in range(group_size)]
     running, result = start(
-        model, params, rows, key, how, begun, sample_ids, limits, slots, tokenizer, capacity
+        model,
+        params,
+        rows,
+        key,
+        how,
+        begun,
+        sample_ids,
+        limits,
+        slots,
+        tokenizer,
+        capacity,
+        cache_dtype,
+        sharding,
     )
     missing = np.sum((result.stop_reasons == UNFINISHED).reshape(-1, group_size), axis=1)
     for group in np.flatnonzero(missing == 0):
@@ -200,6 +234,8 @@ def start(
     slots: int | None,
     tokenizer: text.Tokenizer | None,
     capacity: Capacity | None,
+    cache_dtype: str | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
 ) -> tuple[engine.Engine, Rollout]:
     """The engine, what is not finished in its queue, and the results with what is."""
     settings.check(model, prompts, how, tokenizer)
@@ -217,9 +253,21 @@ def start(
         queue.append(engine.Waiting(row, prompt, len(drawn), left, int(ids[row])))
     different = len({one.prompt.tobytes() for one in queue})
     need = Capacity(len(queue), different, max(map(len, prompts)), most)
-    plan = shapes.shapes_for(need, capacity or Capacity(), slots, 1, begun is not None)
-    made = engine.Engine(forward_of(model), params, key, queue, how, plan, tokenizer)
+    plan = shapes.shapes_for(
+        need, capacity or Capacity(), slots, devices_of(sharding), begun is not None
+    )
+    forward = forward_of(model, cache_dtype, sharding)
+    made = engine.Engine(forward, params, key, queue, how, plan, tokenizer)
     return made, result
+
+
+def devices_of(sharding: jax.sharding.NamedSharding | None) -> int:
+    """Over how many devices the first axis lies."""
+    if sharding is None or not sharding.spec or sharding.spec[0] is None:
+        return 1
+    names = sharding.spec[0]
+    sizes = [sharding.mesh.shape[name] for name in ([names] if isinstance(names, str) else names)]
+    return math.prod(sizes)
 
 
 def add(rollout: Rollout, ended: engine.Ended) -> None:

@@ -21,11 +21,18 @@ REASONS = ("stop", "length", "stop_string", "unfinished")  # their names
 
 
 class Forward(NamedTuple):
-    """What sampling needs of a Model; hashable, so it can be a static argument of `jax.jit`."""
+    """What sampling needs of a Model; hashable, so it can be a static argument of `jax.jit`.
+
+    Attributes:
+      cache_dtype: by default that of the model's activations; may be int8.
+      sharding: of an array [B] whose axis lies over devices.
+    """
 
     decode: Callable
     unembed: Callable
     init_cache: Callable
+    cache_dtype: str | None = None
+    sharding: jax.sharding.NamedSharding | None = None
 
 
 class Rules(NamedTuple):
@@ -90,15 +97,33 @@ class Entries(NamedTuple):
     sample_ids: Any
 
 
-def forward_of(model: Model) -> Forward:
-    return Forward(model.decode, model.unembed, model.init_cache)
+def forward_of(
+    model: Model,
+    cache_dtype: str | None = None,
+    sharding: jax.sharding.NamedSharding | None = None,
+) -> Forward:
+    return Forward(model.decode, model.unembed, model.init_cache, cache_dtype, sharding)
+
+
+def spread(forward: Forward, state: Any, axis: int = 0) -> Any:
+    """Arrays with their `axis` over the devices, if there are several."""
+    if forward.sharding is None:
+        return state
+    spec = jax.sharding.PartitionSpec(*[None] * axis, *forward.sharding.spec)
+    return jax.lax.with_sharding_constraint(
+        state, jax.sharding.NamedSharding(forward.sharding.mesh, spec)
+    )
+
+
+def spread_slots(forward: Forward, slots: Slots) -> Slots:
+    return Slots(spread(forward, slots.cache, axis=1), *spread(forward, slots[1:]))
 
 
 def empty(forward: Forward, rows: int, length: int, width: int, key: Array) -> Slots:
     """`rows` free slots for sequences of `length` tokens, of which `width` are sampled."""
     zeros = jnp.zeros(rows, jnp.int32)
-    return Slots(
-        cache=forward.init_cache(rows, length),
+    slots = Slots(
+        cache=forward.init_cache(rows, length, forward.cache_dtype),
         newest=zeros,
         positions=zeros,
         keys=jnp.broadcast_to(key, (rows, *key.shape)),
@@ -109,6 +134,7 @@ def empty(forward: Forward, rows: int, length: int, width: int, key: Array) -> S
         tokens=jnp.zeros((rows, width), jnp.int32),
         logps=jnp.zeros((rows, width), jnp.float32),
     )
+    return spread_slots(forward, slots)
 
 
 def prefill(forward: Forward, params: Params, tokens: Tokens, lengths: Int[Array, " R"]) -> Cache:
@@ -122,36 +148,30 @@ def prefill(forward: Forward, params: Params, tokens: Tokens, lengths: Int[Array
 
     def read(index, cache: Cache) -> Cache:
         chunk = jax.lax.dynamic_slice_in_dim(tokens, index * size, size, axis=1)
-        return forward.decode(params, chunk, cache, jnp.full(rows, index * size))[1]
+        read = forward.decode(params, chunk, cache, jnp.full(rows, index * size))[1]
+        return spread(forward, read, axis=1)
 
-    cache = forward.init_cache(rows, width)
+    cache = spread(forward, forward.init_cache(rows, width, forward.cache_dtype), axis=1)
     if width == size:
         return read(0, cache)
     return jax.lax.fori_loop(0, (jnp.max(lengths) + size - 1) // size, read, cache)
 
 
-def insert(slots: Slots, prefix: Cache, entries: Entries, key: Array) -> Slots:
+def insert(forward: Forward, slots: Slots, prefix: Cache, entries: Entries, key: Array) -> Slots:
     """Puts sequences into slots, with the cache of what was read of their prompts."""
-
-    def copy(index, cache: Cache) -> Cache:
-        source, slot = entries.sources[index], entries.slots[index]
-        return Cache(
-            *(
-                jax.lax.dynamic_update_slice_in_dim(
-                    there, jax.lax.dynamic_slice_in_dim(here, source, 1, axis=1), slot, axis=1
-                )
-                for there, here in zip(cache, prefix, strict=True)
-            )
-        )
-
     real = jnp.arange(len(entries.slots)) < entries.number
     places = jnp.where(real, entries.slots, len(slots.done))  # out of bounds: dropped
 
     def put(field: Array, values) -> Array:
         return field.at[places].set(values, mode="drop")
 
-    return slots._replace(
-        cache=jax.lax.fori_loop(0, entries.number, copy, slots.cache),
+    if forward.sharding is None:
+        cache = copied(slots.cache, prefix, entries)
+    else:
+        sources = put(jnp.zeros(len(slots.done), jnp.int32), entries.sources)
+        cache = gathered(slots.cache, prefix, sources, put(jnp.zeros(len(slots.done), bool), True))
+    inserted = slots._replace(
+        cache=cache,
         newest=put(slots.newest, entries.newest),
         positions=put(slots.positions, entries.positions),
         keys=put(slots.keys, jax.vmap(jax.random.fold_in, (None, 0))(key, entries.sample_ids)),
@@ -160,6 +180,33 @@ def insert(slots: Slots, prefix: Cache, entries: Entries, key: Array) -> Slots:
         done=put(slots.done, entries.limits <= 0),
         stop_reasons=put(slots.stop_reasons, LENGTH),
     )
+    return spread_slots(forward, inserted)
+
+
+def copied(cache: Cache, prefix: Cache, entries: Entries) -> Cache:
+    """The cache with rows of `prefix`, one after the other: only they are touched."""
+
+    def copy(index, cache: Cache) -> Cache:
+        source, slot = entries.sources[index], entries.slots[index]
+
+        def place(there: Array, here: Array) -> Array:
+            row = jax.lax.dynamic_slice_in_dim(here, source, 1, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(there, row, slot, axis=1)
+
+        return jax.tree.map(place, cache, prefix)
+
+    return jax.lax.fori_loop(0, entries.number, copy, cache)
+
+
+def gathered(cache: Cache, prefix: Cache, sources: Array, fresh: Array) -> Cache:
+    """The same for rows that lie on several devices: each takes what its own rows need."""
+
+    def place(there: Array, here: Array) -> Array:
+        read = here.shape[3]
+        rows = jnp.where(fresh[:, None, None, None], here[:, sources], there[:, :, :, :read])
+        return jax.lax.dynamic_update_slice_in_dim(there, rows, 0, axis=3)
+
+    return jax.tree.map(place, cache, prefix)
 
 
 def step(forward: Forward, top_k: int | None, params: Params, slots: Slots, rules: Rules) -> Slots:
@@ -167,7 +214,8 @@ def step(forward: Forward, top_k: int | None, params: Params, slots: Slots, rule
 
     A draw uses `fold_in(the sequence's key, the position of the token drawn)`.
     """
-    hidden, cache = forward.decode(params, slots.newest[:, None], slots.cache, slots.positions)
+    starts = jnp.where(slots.done, 0, slots.positions)  # the longest decides how much is read
+    hidden, cache = forward.decode(params, slots.newest[:, None], slots.cache, starts)
     drawn, logps = sampling.sample_token(
         jax.vmap(jax.random.fold_in)(slots.keys, slots.positions + 1),
         forward.unembed(params, hidden[:, 0]),
@@ -181,7 +229,7 @@ def step(forward: Forward, top_k: int | None, params: Params, slots: Slots, rule
     columns = jnp.where(running, slots.lengths, slots.tokens.shape[1])  # out of bounds: dropped
     lengths = slots.lengths + running
     stopped = running & jnp.isin(drawn, rules.stop_ids)
-    return slots._replace(
+    after = slots._replace(
         cache=cache,
         newest=jnp.where(running, drawn, slots.newest),
         positions=slots.positions + running,
@@ -191,6 +239,7 @@ def step(forward: Forward, top_k: int | None, params: Params, slots: Slots, rule
         tokens=slots.tokens.at[rows, columns].set(drawn, mode="drop"),
         logps=slots.logps.at[rows, columns].set(logps, mode="drop"),
     )
+    return spread_slots(forward, after)
 
 
 def advance(
@@ -213,10 +262,10 @@ def advance(
     return jax.lax.while_loop(unfinished, once, (jnp.int32(0), slots))[1]
 
 
-def pick(slots: Slots, rows: Int[Array, " M"]) -> Slots:
+def pick(forward: Forward, slots: Slots, rows: Int[Array, " M"]) -> Slots:
     """Some of the slots."""
-    cache = Cache(*(part[:, rows] for part in slots.cache))
-    return Slots(cache, *(field[rows] for field in slots[1:]))
+    cache = jax.tree.map(lambda part: part[:, rows], slots.cache)
+    return spread_slots(forward, Slots(cache, *(field[rows] for field in slots[1:])))
 
 
 def cut(slots: Slots, ended: Bool[Array, " B"], lengths: Int[Array, " B"]) -> Slots:
