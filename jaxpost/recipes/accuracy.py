@@ -28,12 +28,16 @@ class EvalConfig:
     )
     prompts: int | None = option(None, "use only the first so many; null uses all", least=1)
     batch_size: int = option(64, "completions sampled at once", least=1)
-    correct: float = option(1.0, "a completion is correct if its reward is at least this")
+    correct: float = option(
+        1.0, "a completion is correct if its reward is at least this", least=-1e6, most=1e6
+    )
     samples: int = option(0, "completions of a prompt for pass@k, as in training; 0: none", least=0)
     pass_at: tuple[int, ...] = option((1, 8), "the k of pass@k, for those up to eval.samples")
 
     def __post_init__(self):
         check_ranges(self, "eval.")
+        if min(self.pass_at, default=1) < 1:
+            raise ValueError(f"eval.pass_at holds {min(self.pass_at)}; each k must be at least 1")
 
     def due(self, step: int, steps: int) -> bool:
         """Whether to evaluate after this rollout: at the start, every so often, at the end."""

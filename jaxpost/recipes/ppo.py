@@ -97,7 +97,10 @@ class Config:
     kl_horizon: float = option(10_000.0, "completions over which it adapts", above=0)
     entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0)
     stop_penalty: float | None = option(
-        None, "the reward of a completion that does not stop by itself; null: as judged"
+        None,
+        "the reward of a completion that does not stop by itself; null: as judged",
+        least=-1e6,
+        most=1e6,
     )
     check_every: int = option(
         50, "report how far the sampler's log-probabilities are off", "rollouts", least=1

@@ -15,7 +15,7 @@ class Part:
 
     function: str = option(help="import path, module:name or file.py:name")
     options: Mapping[str, Any] | None = option(None, "keyword arguments of the function")
-    weight: float = option(1.0, "factor in the sum; 0: only logged")
+    weight: float = option(1.0, "factor in the sum; 0: only logged", least=-1e6, most=1e6)
     name: str | None = option(None, "what it is logged as; null: the function's name")
 
 
@@ -25,7 +25,7 @@ class RewardConfig:
 
     function: str = option(help="import path, module:name or file.py:name")
     options: Mapping[str, Any] | None = option(None, "keyword arguments of the function")
-    weight: float = option(1.0, "factor of the function's score")
+    weight: float = option(1.0, "factor of the function's score", least=-1e6, most=1e6)
     name: str | None = option(None, "what it is logged as; null: the function's name")
     parts: tuple[Part, ...] = option((), "more rewards, each with a weight: format, length, ...")
     deadline: float = option(10.0, "longest that one call may take", "s", above=0)
