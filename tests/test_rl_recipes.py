@@ -1,0 +1,179 @@
+"""RL recipes from configuration to exported model, on a model of a few thousand parameters.
+
+Held here: each learns what its reward asks, on prompts that it never trained on; a run that was
+killed and resumed is the run that was not; what has no reward is counted and left out.
+"""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxpost import checkpoint, optimizers, rewards, writer
+from jaxpost import config as configs
+from jaxpost.data import prompts
+from jaxpost.recipes import accuracy, experience, grpo, pmd, ppo, setup
+
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.1,
+}
+REWARD = '''
+def small(completion, example):
+    """1 if it begins with a lower-case letter."""
+    return float(completion[:1].islower() and completion[:1].isascii())
+
+
+def hard(completion, example):
+    """Some prompts cannot be judged, and some calls fail."""
+    if example["number"] % 4 == 0:
+        return None
+    if example["number"] % 4 == 1:
+        raise ValueError("no")
+    return small(completion, example)
+'''
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Prompts of digits, 40 to train on and 10 held out, and a file of rewards."""
+    folder = tmp_path_factory.mktemp("rl")
+    rows = [{"prompt": f"{number:02}:", "number": number} for number in range(50)]
+    for name, part in {"train": rows[:40], "held_out": rows[40:]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    (folder / "judge.py").write_text(REWARD)
+    return folder
+
+
+def config_of(recipe, run, data, *, judge="small", rate=1e-2, completions=8, **changes):
+    return recipe.Config(
+        run=str(run),
+        model=setup.ModelConfig(fresh=TINY, tokenizer="bytes"),
+        data=prompts.PromptConfig(
+            train=str(data / "train.jsonl"), eval=str(data / "held_out.jsonl")
+        ),
+        reward=rewards.RewardConfig(f"{data / 'judge.py'}:{judge}"),
+        rollout=experience.RolloutConfig(
+            prompts=64 // completions, completions=completions, max_new_tokens=2
+        ),
+        optimizer=optimizers.OptimizerConfig(learning_rate=rate, schedule="constant"),
+        eval=accuracy.EvalConfig(),
+        checkpoint=checkpoint.CheckpointConfig(every=2),
+        **changes,
+    )
+
+
+def records(run) -> list[dict]:
+    """What was logged, but for what depends on the clock."""
+    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in writer.WALL_CLOCK}
+        for line in lines
+    ]
+
+
+METHODS = {
+    "grpo": (grpo, {}),
+    "pmd": (pmd, {"tau": 0.1, "minibatches": 2}),
+    "ppo": (
+        ppo,
+        {
+            "completions": 1,
+            "critic_optimizer": optimizers.OptimizerConfig(learning_rate=1e-2, schedule="constant"),
+            "epochs": 2,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_learns_what_the_reward_asks(name, data, tmp_path):
+    """Held-out greedy accuracy from at most 20 % to at least 90 % in 40 rollouts."""
+    recipe, changes = METHODS[name]
+    config = config_of(recipe, tmp_path / "run", data, steps=40, **changes)
+    assert recipe.train(config) == 0
+    first, *_, last = [r["eval/accuracy"] for r in records(config.run) if "eval/accuracy" in r]
+    assert first <= 0.2
+    assert last >= 0.9
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        (grpo, {"epochs": 2, "minibatches": 2, "kl_coef": 0.1, "dynamic_sampling": True}),
+        (pmd, {"choose": "prioritised", "curriculum": "number", "curriculum_steps": 4}),
+        (
+            ppo,
+            {
+                "completions": 1,
+                "kl_coef": 0.1,
+                "kl_target": 0.01,
+                "critic_warmup": 1,
+                "critic": "shared",
+            },
+        ),
+    ],
+)
+def test_a_run_that_was_killed_is_the_run_that_was_not(recipe, changes, data, tmp_path):
+    """Killed when the checkpoint of step 2 is about to be there, stopped at step 4, ended at 6."""
+    name = recipe.__name__.rpartition(".")[2]
+    runs = {}
+    for kind, harms in {"straight": ["none"], "harmed": ["kill:2", "term:4", "none"]}.items():
+        config = config_of(recipe, tmp_path / kind, data, steps=6, **changes)
+        written = {"recipe": name, **configs.to_dict(config)}
+        path = tmp_path / f"{kind}.yaml"
+        path.write_text(yaml.safe_dump(json.loads(json.dumps(written))))
+        script = Path(__file__).parent / "recipe_run.py"
+        done = subprocess.run(
+            [sys.executable, script, path, *harms], capture_output=True, text=True, check=False
+        )
+        assert "child none 0" in done.stdout, done.stdout + done.stderr
+        runs[kind] = config.run
+    assert records(runs["harmed"]) == records(runs["straight"])
+    weights = [Path(run) / "model" / "model.safetensors" for run in runs.values()]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_what_cannot_be_judged_is_counted_by_kind_and_left_out(data, tmp_path):
+    config = config_of(grpo, tmp_path / "run", data, judge="hard", steps=5)
+    assert grpo.train(config) == 0
+    logged = [record for record in records(config.run) if "reward" in record]
+    none = sum(record.get("rewards/failed/none", 0) for record in logged)
+    error = sum(record.get("rewards/failed/error", 0) for record in logged)
+    assert (none, error) == (80, 80)  # 5 rollouts of 8 prompts are one pass over 40, 8 each
+    assert sum(record["rewards/missing"] for record in logged) == 160
+
+
+def test_a_group_of_one_is_refused(data, tmp_path):
+    with pytest.raises(ValueError, match="a group of one has no baseline"):
+        config_of(grpo, tmp_path / "run", data, completions=1)
+
+
+def test_adapters_have_their_start_as_reference(data, tmp_path):
+    """With LoRA the first rollout's KL to the reference is exactly 0, and later it is not."""
+    base = config_of(grpo, tmp_path / "base", data, steps=1)
+    assert grpo.train(base) == 0
+    config = config_of(grpo, tmp_path / "run", data, steps=4, kl_coef=0.1)
+    model = setup.ModelConfig(path=f"{base.run}/model", lora=setup.LoRAConfig(rank=4))
+    config = dataclasses.replace(config, model=model)
+    assert grpo.train(config) == 0
+    kl = [record["kl"] for record in records(config.run) if "kl" in record]
+    assert kl[0] == 0.0
+    assert kl[-1] > 0.0
+    shutil.rmtree(base.run)
