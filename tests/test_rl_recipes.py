@@ -166,7 +166,7 @@ def test_a_group_of_one_is_refused(data, tmp_path):
 
 
 def test_adapters_have_their_start_as_reference(data, tmp_path):
-    """With LoRA the first rollout's KL to the reference is exactly 0, and later it is not."""
+    """With LoRA the first rollout's KL to the reference is 0 to rounding, and later it is not."""
     base = config_of(grpo, tmp_path / "base", data, steps=1)
     assert grpo.train(base) == 0
     config = config_of(grpo, tmp_path / "run", data, steps=4, kl_coef=0.1)
@@ -174,6 +174,6 @@ def test_adapters_have_their_start_as_reference(data, tmp_path):
     config = dataclasses.replace(config, model=model)
     assert grpo.train(config) == 0
     kl = [record["kl"] for record in records(config.run) if "kl" in record]
-    assert kl[0] == 0.0
-    assert kl[-1] > 0.0
+    assert kl[0] < 1e-9
+    assert kl[-1] > 1e-4
     shutil.rmtree(base.run)
