@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -184,7 +185,7 @@ def spread(folder: str) -> dict:
 
     shortest = np.full(len(prompts), SHORTEST)
     same = (continuous(shortest) == static(shortest)).mean()  # compiles both
-    result = {"equal_tokens": float(same)}
+    result: dict[str, Any] = {"equal_tokens": float(same)}
     for name, limits in lengths.items():
         times = {"static": [], "continuous": []}
         for _ in range(CALLS):
