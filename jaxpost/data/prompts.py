@@ -17,7 +17,7 @@ import numpy as np
 from jaxpost.data import chat, fine_tuning, sources
 from jaxpost.data.kinds import Cells, Kind
 from jaxpost.data.rows import Dropped, Message, PromptRow
-from jaxpost.data.stream import Tally
+from jaxpost.data.stream import Tally, refuse_other
 from jaxpost.data.tokenizers import Tokenizer
 from jaxpost.options import check_ranges, option
 
@@ -253,16 +253,7 @@ class PromptStream:
         Raises:
           ValueError: it was saved over other data, or under other settings; the message says which.
         """
-        changes = [
-            f"{key} was {state['fingerprint'].get(key)} and is {value}"
-            for key, value in self._fingerprint.items()
-            if state["fingerprint"].get(key) != value
-        ]
-        if changes:
-            raise ValueError(
-                f"the saved data position is of other prompts: {'; '.join(changes)}. Put these "
-                "back, or start a new run"
-            )
+        refuse_other(state["fingerprint"], self._fingerprint, "prompts")
         self._next = state["next"]
 
     def close(self) -> None:

@@ -272,16 +272,7 @@ class DataStream:
         Raises:
           ValueError: it was saved over other data, or under other settings; the message says which.
         """
-        saved, changes = state["fingerprint"], []
-        for key in dict.fromkeys([*saved, *self.fingerprint]):
-            old, new = saved.get(key), self.fingerprint.get(key)
-            if old != new:
-                changes.append(f"{key} was {old} and is {new}")
-        if changes:
-            raise ValueError(
-                f"the saved data position is of other batches: {'; '.join(changes)}. Put these "
-                "back, or start a new run"
-            )
+        refuse_other(state["fingerprint"], self.fingerprint, "batches")
         self.close()
         self._number, self._row, self._told = state["window"], state["row"], state["told"]
         self._window, self._pass = None, self._epoch()
@@ -290,6 +281,21 @@ class DataStream:
         """Stops the workers; the next batch starts them again."""
         self._log_counts()
         stop(self._made)
+
+
+def refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
+    """Raises ValueError where a position was saved over other data; it says what differs."""
+    keys = dict.fromkeys([*saved, *own])
+    changes = [
+        f"{key} was {saved.get(key)} and is {own.get(key)}"
+        for key in keys
+        if saved.get(key) != own.get(key)
+    ]
+    if changes:
+        raise ValueError(
+            f"the saved data position is of other {what}: {'; '.join(changes)}. Put these back, "
+            "or start a new run"
+        )
 
 
 def stop(made: list[grain.DatasetIterator]) -> None:

@@ -1,8 +1,8 @@
 """What the RL recipes share: prompts to completions, to rewards, to rows that are trained on."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jaxpost import batch as batches
-from jaxpost import checkpoint, logps, optimizers, rewards, rollout, runs, train_step, writer
+from jaxpost import logps, metrics, optimizers, rewards, rollout, train_step, writer
 from jaxpost.batch import TokenBatch
 from jaxpost.data.prompts import Prompt, PromptConfig
 from jaxpost.models.model import Model
@@ -55,6 +55,20 @@ class RolloutConfig:
         """What the sampler draws from and the trainer scores with."""
         names = ("temperature", "top_k", "top_p", "min_p")
         return {name: getattr(self, name) for name in names}
+
+
+def check_groups(sampling: RolloutConfig) -> None:
+    """Raises ValueError for groups of one."""
+    if sampling.completions < 2:
+        raise ValueError(
+            "rollout.completions is 1: a group of one has no baseline; sample 2 or more"
+        )
+
+
+def check_parts(sampling: RolloutConfig, minibatches: int, microbatches: int) -> None:
+    """Raises ValueError where a rollout cannot be divided into updates, or these into parts."""
+    train_step.check_microbatches(sampling.rows, minibatches)
+    train_step.check_microbatches(sampling.rows // minibatches, microbatches)
 
 
 def that_fit(config: PromptConfig, sampling: RolloutConfig, model: Model) -> PromptConfig:
@@ -252,13 +266,19 @@ def make_scores(
 
     @jax.jit
     def scores(params: Params, rows: TokenBatch | Rows) -> Array:
-        parts = train_step.split(rows, microbatches)
-        found = jax.lax.map(
-            lambda part: logps.token_logps(model, params, part, **config.distribution()), parts
+        return in_parts(
+            lambda part: logps.token_logps(model, params, part, **config.distribution()),
+            rows,
+            microbatches,
         )
-        return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
 
     return scores
+
+
+def in_parts(function: Callable[[Any], Array], rows: Any, microbatches: int) -> Array:
+    """`function(rows)` [B, T], computed on one microbatch after another."""
+    found = jax.lax.map(function, train_step.split(rows, microbatches))
+    return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
 
 
 def starting_point(policy: setup.Policy) -> Params:
@@ -267,24 +287,24 @@ def starting_point(policy: setup.Policy) -> Params:
     return jax.tree.map(lambda p: jnp.array(p, copy=True), chosen)
 
 
-def minibatches(rows: int, count: int, key: Array) -> np.ndarray:
-    """Row numbers [count, rows / count] in a random order; in theirs where there is but one."""
-    if count == 1:
-        return np.arange(rows)[None]
-    return np.asarray(jax.random.permutation(key, rows)).reshape(count, -1)
+def passes(batch: Any, epochs: int, parts: int, key: Array) -> Iterator[Any]:
+    """Every pass's minibatches: `parts` equal shares of the rows, in another order each pass.
 
-
-class Source(Protocol):
-    """Where prompts come from: a position that can be saved."""
-
-    def get_state(self) -> dict[str, Any]: ...
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    A single share keeps the order that there is.
+    """
+    rows = len(batch.inputs)
+    for epoch in range(epochs):
+        order = np.arange(rows)
+        if parts > 1:
+            order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), rows))
+        for chosen in order.reshape(parts, -1):
+            yield jax.tree.map(lambda x, chosen=chosen: x[chosen], batch)
 
 
 class Together:
     """Several sources of state, by name, as one."""
 
-    def __init__(self, parts: Mapping[str, Source]):
+    def __init__(self, parts: Mapping[str, setup.Source]):
         self._parts = parts
 
     def get_state(self) -> dict[str, Any]:
@@ -293,29 +313,6 @@ class Together:
     def set_state(self, state: dict[str, Any]) -> None:
         for name, part in self._parts.items():
             part.set_state(state[name])
-
-
-def take(batch: Any, rows: np.ndarray) -> Any:
-    """Some rows of every array; None stays."""
-    return jax.tree.map(lambda x: x[rows], batch)
-
-
-def resume(
-    run: runs.Run,
-    saver: checkpoint.Checkpointer,
-    state: train_step.TrainState,
-    trainable: Any,
-    data: Source,
-) -> tuple[int, train_step.TrainState, dict[str, int] | None]:
-    """(rollouts done, state, counters) of the newest checkpoint, with the data put there."""
-    restored = saver.restore(setup.saved_part(state, trainable))
-    if restored is None:
-        run.resume(0)
-        return 0, state, None
-    data.set_state(restored.position["data"])
-    run.resume(restored.step)
-    params = train_step.merge(restored.state.params, state.params, trainable)
-    return restored.step, restored.state._replace(params=params), restored.position["counters"]
 
 
 def restarted(
@@ -344,8 +341,8 @@ def summary(experience: Experience) -> dict[str, float]:
     out = {
         "reward": mean(values[there]),
         "reward_std": float(np.mean(deviations)),
-        "frac_reward_zero_std": float(np.mean(deviations == 0)),
-        "rewards/missing": float(np.sum(~there)),
+        "frac_reward_zero_std": float(metrics.equal_groups(jnp.asarray(values))) / len(values),
+        "rewards/missing": float(metrics.missing_rewards(jnp.asarray(values))),
         "completions/mean_length": float(np.mean(lengths)),
         "completions/min_length": float(np.min(lengths)),
         "completions/max_length": float(np.max(lengths)),

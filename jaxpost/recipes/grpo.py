@@ -121,12 +121,8 @@ class Config:
     def __post_init__(self):
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.updates)
-        train_step.check_microbatches(self.rollout.rows, self.minibatches)
-        train_step.check_microbatches(self.rollout.rows // self.minibatches, self.microbatches)
-        if self.rollout.completions < 2:
-            raise ValueError(
-                "rollout.completions is 1: a group of one has no baseline; sample 2 or more"
-            )
+        experience.check_parts(self.rollout, self.minibatches, self.microbatches)
+        experience.check_groups(self.rollout)
         if self.loss == "reinforce" and (self.clip_low or self.clip_high):
             raise ValueError("loss: reinforce has no clip; remove clip_low and clip_high")
         if self.kl != "k3" and not self.kl_coef:
@@ -373,27 +369,19 @@ def rollout_of(
     Raises:
       ValueError: after all refills no group has both right and wrong completions.
     """
-    found = experience.collect(
-        policy, params, data.take(config.rollout.prompts), key, config.rollout, scorer, watch
-    )
+
+    def sampled(key: Array) -> Experience:
+        prompts = data.take(config.rollout.prompts)
+        return experience.collect(policy, params, prompts, key, config.rollout, scorer, watch)
+
+    seen = sampled(key)
     if not config.dynamic_sampling:
-        return found, {}
-    seen, kept = found, found.groups(mixed(config, found))
+        return seen, {}
     for refill in range(1, config.refills + 1):
-        if len(kept.prompts) >= config.rollout.prompts:
+        if len(mixed(config, seen)) >= config.rollout.prompts:
             break
-        more = experience.collect(
-            policy,
-            params,
-            data.take(config.rollout.prompts),
-            jax.random.fold_in(key, refill),
-            config.rollout,
-            scorer,
-            watch,
-        )
-        seen = experience.join([seen, more])
-        kept = experience.join([kept, more.groups(mixed(config, more))])
-    return filled(config, seen, kept)
+        seen = experience.join([seen, sampled(jax.random.fold_in(key, refill))])
+    return chosen(config, seen)
 
 
 def mixed(config: Config, found: Experience) -> list[int]:
@@ -403,29 +391,22 @@ def mixed(config: Config, found: Experience) -> list[int]:
     return np.flatnonzero(np.asarray(chosen)).tolist()
 
 
-def filled(
-    config: Config, seen: Experience, kept: Experience
-) -> tuple[Experience, dict[str, float]]:
-    """As many prompts as a rollout has: those kept, and where they are too few, others.
-
-    The others have equal rewards, so that their advantages are 0.
-    """
-    if not kept.prompts:
+def chosen(config: Config, seen: Experience) -> tuple[Experience, dict[str, float]]:
+    """As many prompts as a rollout has: mixed ones, and where they are too few, others."""
+    kept, wanted = mixed(config, seen), config.rollout.prompts
+    others = [p for p in range(len(seen.prompts)) if p not in kept]
+    if not kept:
         raise ValueError(
             f"dynamic_sampling: of {len(seen.prompts)} prompts none has both right and wrong "
             "completions; use easier or harder prompts, more rollout.completions, or leave it out"
         )
-    wanted = config.rollout.prompts
-    others = [p for p in range(len(seen.prompts)) if p not in set(mixed(config, seen))]
-    missing = max(wanted - len(kept.prompts), 0)
-    counts = {
+    missing = max(wanted - len(kept), 0)
+    return seen.groups([*kept[:wanted], *others[:missing]]), {
         "dynamic/sampled": float(len(seen.prompts)),
         "dynamic/equal": float(len(others)),
-        "dynamic/left_over": float(max(len(kept.prompts) - wanted, 0)),
+        "dynamic/left_over": float(max(len(kept) - wanted, 0)),
         "dynamic/filled": float(missing),
     }
-    whole = kept.groups(range(min(wanted, len(kept.prompts))))
-    return experience.join([whole, seen.groups(others[:missing])]) if missing else whole, counts
 
 
 def train(config: Config) -> int:
@@ -450,7 +431,7 @@ def train(config: Config) -> int:
         scorer = stack.enter_context(rewards.Scorer(config.reward))
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         reference = experience.starting_point(policy) if config.kl_coef else None
-        start, state, counters = experience.resume(run, saver, state, policy.trainable, data)
+        start, state, counters = setup.resume(run, saver, state, policy.trainable, data)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer)
@@ -459,7 +440,8 @@ def train(config: Config) -> int:
         meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
 
         if start == 0:
-            out.write(0, evaluate(0, state.params))
+            with meter.pause():
+                out.write(0, evaluate(0, state.params))
         for step in range(start + 1, config.steps + 1):
             here = jax.random.fold_in(key, step)
             found, counts = rollout_of(config, policy, state.params, data, here, scorer, watch)
@@ -467,7 +449,7 @@ def train(config: Config) -> int:
             out.write(step, {**experience.summary(found), **counts, "epoch": data.epoch})
             with watch.part("logps"):
                 old, ref = rows.sampler_logps, None
-                if not config.on_policy or step % config.check_every == 1:
+                if not config.on_policy or (step - 1) % config.check_every == 0:
                     old = score(state.params, rows)
                     out.write(step, experience.agreement(old, rows))
                 if reference is not None:
@@ -479,11 +461,9 @@ def train(config: Config) -> int:
             with watch.part("update"):
                 sums = []
                 rate = schedule(state.step)
-                for epoch in range(config.epochs):
-                    order = jax.random.fold_in(here, epoch)
-                    for part in experience.minibatches(len(rows.inputs), config.minibatches, order):
-                        state, measured = update(state, experience.take(batch, part))
-                        sums.append(measured)
+                for part in experience.passes(batch, config.epochs, config.minibatches, here):
+                    state, measured = update(state, part)
+                    sums.append(measured)
                 jax.block_until_ready(state.step)
             measured = {**summary(sums), "learning_rate": rate}
             setup.check(out.write(step, measured))
@@ -496,9 +476,7 @@ def train(config: Config) -> int:
                 out.write(step, watch.lap())
                 if saver.due(step) or stopping or step == config.steps:
                     setup.check(out.flush())
-                    position = {"data": data.get_state(), "counters": meter.state()}
-                    kept = setup.saved_part(state, policy.trainable)
-                    saver.save(step, kept, position, resolved, scores)
+                    setup.save(saver, step, state, policy.trainable, data, meter, resolved, scores)
                 saver.check()
             if stopping:
                 return run.exit_code

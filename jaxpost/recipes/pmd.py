@@ -93,12 +93,8 @@ class Config:
     def __post_init__(self):
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.updates)
-        train_step.check_microbatches(self.rollout.rows, self.minibatches)
-        train_step.check_microbatches(self.rollout.rows // self.minibatches, self.microbatches)
-        if self.rollout.completions < 2:
-            raise ValueError(
-                "rollout.completions is 1: a group of one has no baseline; sample 2 or more"
-            )
+        experience.check_parts(self.rollout, self.minibatches, self.microbatches)
+        experience.check_groups(self.rollout)
         if (self.curriculum is None) != (self.curriculum_steps == 0):
             raise ValueError("curriculum and curriculum_steps are set together, or neither")
         if self.length_after and not self.length_weight:
@@ -300,7 +296,7 @@ def train(config: Config) -> int:
         chooser = Chooser(config, data)
         scorer = stack.enter_context(rewards.Scorer(config.reward))
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-        start, state, counters = experience.resume(run, saver, state, policy.trainable, chooser)
+        start, state, counters = setup.resume(run, saver, state, policy.trainable, chooser)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer)
@@ -309,7 +305,8 @@ def train(config: Config) -> int:
         meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
 
         if start == 0:
-            out.write(0, evaluate(0, state.params))
+            with meter.pause():
+                out.write(0, evaluate(0, state.params))
         for step in range(start + 1, config.steps + 1):
             here = jax.random.fold_in(key, step)
             found = experience.collect(
@@ -320,7 +317,7 @@ def train(config: Config) -> int:
             out.write(step, {**experience.summary(found), "epoch": data.epoch})
             with watch.part("logps"):
                 old = jax.block_until_ready(score(state.params, rows))
-            if step % config.check_every == 1:
+            if (step - 1) % config.check_every == 0:
                 out.write(step, experience.agreement(old, rows))
             batch = make_batch(config, step, found, rows, old)
             out.samples(step, experience.records(found, batch.advantages[:, None], config.samples))
@@ -328,11 +325,9 @@ def train(config: Config) -> int:
                 sums, rate = [], schedule(state.step)
                 if config.reset_optimizer:
                     state = experience.restarted(state, optimizer, policy.trainable)
-                for epoch in range(config.epochs):
-                    order = jax.random.fold_in(here, epoch)
-                    for part in experience.minibatches(len(rows.inputs), config.minibatches, order):
-                        state, measured = update(state, experience.take(batch, part))
-                        sums.append(measured)
+                for part in experience.passes(batch, config.epochs, config.minibatches, here):
+                    state, measured = update(state, part)
+                    sums.append(measured)
                 jax.block_until_ready(state.step)
             setup.check(out.write(step, {**summary(sums), "learning_rate": rate}))
             out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
@@ -344,9 +339,9 @@ def train(config: Config) -> int:
                 out.write(step, watch.lap())
                 if saver.due(step) or stopping or step == config.steps:
                     setup.check(out.flush())
-                    position = {"data": chooser.get_state(), "counters": meter.state()}
-                    kept = setup.saved_part(state, policy.trainable)
-                    saver.save(step, kept, position, resolved, scores)
+                    setup.save(
+                        saver, step, state, policy.trainable, chooser, meter, resolved, scores
+                    )
                 saver.check()
             if stopping:
                 return run.exit_code

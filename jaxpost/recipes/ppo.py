@@ -35,6 +35,7 @@ from jaxpost import (
     losses,
     metrics,
     optimizers,
+    ratios,
     rewards,
     runs,
     train_step,
@@ -116,8 +117,7 @@ class Config:
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.updates)
         optimizers.check_warmup(self.critic_optimizer, self.updates)
-        train_step.check_microbatches(self.rollout.rows, self.minibatches)
-        train_step.check_microbatches(self.rollout.rows // self.minibatches, self.microbatches)
+        experience.check_parts(self.rollout, self.minibatches, self.microbatches)
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target adapts kl_coef, which is 0; give it a start, such as 0.15")
         if self.critic == "prompt" and (self.lam, self.gamma) != (0.95, 1.0):
@@ -203,8 +203,7 @@ def make_values(config: Config, policy: setup.Policy) -> Callable[[Params, exper
             )
             return values_of(config, policy, params, hidden, part)
 
-        found = jax.lax.map(part_of, train_step.split(rows, config.microbatches))
-        return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
+        return experience.in_parts(part_of, rows, config.microbatches)
 
     return values
 
@@ -284,7 +283,7 @@ def measures(
         ),
         "policy/approxkl_avg": metrics.approx_kl(scores.logps, batch.old_logps),
         "val/clipfrac_avg": jnp.abs(values - batch.values) > config.value_clip,
-        "val/ratio": jnp.exp(scores.logps - batch.old_logps),
+        "val/ratio": ratios.ratio(scores.logps, batch.old_logps),
     }
     trained = batch.loss_weights != 0
     return {name: jnp.sum(jnp.where(trained, x, 0.0)) for name, x in per_token.items()}
@@ -417,7 +416,7 @@ def train(config: Config) -> int:
         reference = experience.starting_point(policy) if config.kl_coef else None
         controller = KLController(config)
         source = experience.Together({"prompts": data, "kl_coef": controller})
-        start, state, counters = experience.resume(run, saver, state, trainable, source)
+        start, state, counters = setup.resume(run, saver, state, trainable, source)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer, trainable)
@@ -427,7 +426,8 @@ def train(config: Config) -> int:
         meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
 
         if start == 0:
-            out.write(0, evaluate(0, state.params["policy"]))
+            with meter.pause():
+                out.write(0, evaluate(0, state.params["policy"]))
         for step in range(start + 1, config.steps + 1):
             here = jax.random.fold_in(key, step)
             found = experience.collect(
@@ -449,7 +449,7 @@ def train(config: Config) -> int:
                     frozen = train_step.merge(reference, state.params["policy"], policy.trainable)
                     kl = losses.kl_k1(old, score(frozen, rows))
                 jax.block_until_ready((old, values, kl))
-            if step % config.check_every == 1:
+            if (step - 1) % config.check_every == 0:
                 out.write(step, experience.agreement(old, rows))
             batch = make_batch(config, found, rows, old, values, kl, controller.kl_coef)
             of_now = of_rollout(batch, kl, controller.kl_coef)
@@ -457,11 +457,9 @@ def train(config: Config) -> int:
             out.samples(step, experience.records(found, batch.advantages, config.samples))
             with watch.part("update"):
                 sums, rate = [], schedule(state.step)
-                for epoch in range(config.epochs):
-                    order = jax.random.fold_in(here, epoch)
-                    for part in experience.minibatches(len(rows.inputs), config.minibatches, order):
-                        state, measured = update(state, experience.take(batch, part))
-                        sums.append(measured)
+                for part in experience.passes(batch, config.epochs, config.minibatches, here):
+                    state, measured = update(state, part)
+                    sums.append(measured)
                 jax.block_until_ready(state.step)
             setup.check(out.write(step, {**of_now, **summary(sums), "learning_rate": rate}))
             out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
@@ -473,9 +471,7 @@ def train(config: Config) -> int:
                 out.write(step, watch.lap())
                 if saver.due(step) or stopping or step == config.steps:
                     setup.check(out.flush())
-                    position = {"data": source.get_state(), "counters": meter.state()}
-                    kept = setup.saved_part(state, trainable)
-                    saver.save(step, kept, position, resolved, scores)
+                    setup.save(saver, step, state, trainable, source, meter, resolved, scores)
                 saver.check()
             if stopping:
                 return run.exit_code

@@ -4,14 +4,14 @@ import dataclasses
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
 from jaxpost import checkpoint, hub, models, optimizers, runs, train_step, writer
-from jaxpost.data import sources, tokenizers
+from jaxpost.data import tokenizers
 from jaxpost.models import lora as low_rank
 from jaxpost.models.model import LoRA, Model, TransformerConfig
 from jaxpost.options import check_ranges, option
@@ -184,22 +184,44 @@ def check_vocabulary(
     log.warning("%s: a text that holds %s cannot be read", sizes, spelt)
 
 
+class Source(Protocol):
+    """Where data comes from: a position that can be saved."""
+
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
 def resume(
     run: runs.Run,
     saver: checkpoint.Checkpointer,
     state: train_step.TrainState,
     trainable: Any,
-    data: sources.DataStream,
-) -> tuple[train_step.TrainState, dict[str, int] | None]:
-    """The state and counters of the newest checkpoint, with the data put where it was then."""
+    data: Source,
+) -> tuple[int, train_step.TrainState, dict[str, int] | None]:
+    """(steps done, state, counters) of the newest checkpoint, with the data put where it was."""
     restored = saver.restore(saved_part(state, trainable))
     if restored is None:
         run.resume(0)
-        return state, None
+        return 0, state, None
     data.set_state(restored.position["data"])
     run.resume(restored.step)
     params = train_step.merge(restored.state.params, state.params, trainable)
-    return restored.state._replace(params=params), restored.position["counters"]
+    return restored.step, restored.state._replace(params=params), restored.position["counters"]
+
+
+def save(
+    saver: checkpoint.Checkpointer,
+    step: int,
+    state: train_step.TrainState,
+    trainable: Any,
+    data: Source,
+    meter: writer.Meter,
+    resolved: Mapping[str, Any],
+    scores: Mapping[str, float],
+) -> None:
+    """Starts saving what `resume` goes on from. Flush the writer first: metrics go no further."""
+    position = {"data": data.get_state(), "counters": meter.state()}
+    saver.save(step, saved_part(state, trainable), position, resolved, scores)
 
 
 MANY_PASSES = 20  # over the data: what is then learnt is mostly this data by heart

@@ -246,14 +246,13 @@ def train(config: Config) -> int:
         )
         data = stack.enter_context(contextlib.closing(make_data(config, policy.tokenizer)))
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-        state, counters = setup.resume(run, saver, state, policy.trainable, data)
+        start, state, counters = setup.resume(run, saver, state, policy.trainable, data)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update, rate = make_update(config, policy), jax.jit(schedule)
         evaluate = make_evaluation(config, policy, out)
         meter = setup.make_meter(policy, counters)
 
-        start = int(state.step)
         setup.tell_of_schedule(run.changed, config.optimizer, start)
         if start == 0:
             with meter.pause():
@@ -275,9 +274,7 @@ def train(config: Config) -> int:
                     out.write(step, scores)
                 if saving:
                     setup.check(out.flush())
-                    position = {"data": data.get_state(), "counters": meter.state()}
-                    kept = setup.saved_part(state, policy.trainable)
-                    saver.save(step, kept, position, resolved, scores)
+                    setup.save(saver, step, state, policy.trainable, data, meter, resolved, scores)
                 saver.check()
             if stopping:
                 return run.exit_code
