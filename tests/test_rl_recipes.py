@@ -177,3 +177,15 @@ def test_adapters_have_their_start_as_reference(data, tmp_path):
     assert kl[0] < 1e-9
     assert kl[-1] > 1e-4
     shutil.rmtree(base.run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [({}, [1]), ({"check_every": 1}, [1, 2, 3]), ({"importance": "truncated"}, [1, 2, 3])],
+)
+def test_when_the_sampler_is_compared_with_the_trainer(changes, steps, data, tmp_path):
+    """On policy only now and then; whenever the weights need the trainer's own probabilities."""
+    config = config_of(grpo, tmp_path / "run", data, steps=3, **changes)
+    assert grpo.train(config) == 0
+    name = "sampling/sampling_logp_difference/max"
+    assert [record["step"] for record in records(config.run) if name in record] == steps

@@ -142,6 +142,11 @@ class Config:
         """Whether the only update of a rollout is at the parameters that sampled it."""
         return self.epochs * self.minibatches == 1
 
+    def scores_old(self, step: int) -> bool:
+        """Whether the trainer scores a rollout before its updates: for a ratio, or to compare."""
+        compares = self.importance != "none" or (step - 1) % self.check_every == 0
+        return compares or not self.on_policy
+
 
 GROUPED = {
     "group_normalized": advantages.group_normalized,
@@ -449,7 +454,7 @@ def train(config: Config) -> int:
             out.write(step, {**experience.summary(found), **counts, "epoch": data.epoch})
             with watch.part("logps"):
                 old, ref = rows.sampler_logps, None
-                if not config.on_policy or (step - 1) % config.check_every == 0:
+                if config.scores_old(step):
                     old = score(state.params, rows)
                     out.write(step, experience.agreement(old, rows))
                 if reference is not None:
