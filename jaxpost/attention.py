@@ -12,6 +12,7 @@ NEGATIVE = -1e30  # a masked score: finite, so that a row without any visible ke
 RESULT = "attention"  # the name under which a remat policy may keep output and normalizers
 MIN_CHUNK = 128
 MAX_CHUNKS = 8
+BRANCH = 1 << 16  # above the segments of a row
 
 
 class Scoring(NamedTuple):
@@ -21,11 +22,20 @@ class Scoring(NamedTuple):
     softcap: float | None
 
 
+class Seeing(NamedTuple):
+    """Who sees whom: see `attend`."""
+
+    segment_ids: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    window: Int[Array, ""] | None
+
+
 def attend(
     q: Float[Array, "B T H hd"],
     k: Float[Array, "B T K hd"],
     v: Float[Array, "B T K hd"],
     segment_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"] | None = None,
     *,
     scale: float,
     window: Int[Array, ""] | int | None = None,
@@ -33,17 +43,20 @@ def attend(
 ) -> Float[Array, "B T H hd"]:
     """Causal attention within segments: softmax(softcap · tanh(scale · q·k / softcap)) · v.
 
-    Query t sees key s iff s <= t, both lie in one segment and, with a window, t - s < window.
-    Queries are taken in chunks that skip the keys after them; the backward pass computes the
-    scores again (as in arXiv 2205.14135), so that no [T, T] array outlives its chunk. Scores and
-    the softmax are float32.
+    Query t sees key s iff s <= t, both lie in one segment and, with a window, their positions
+    (None: their places in the row) are less than it apart. A segment s may have branches
+    s + BRANCH · b: they see it and themselves, not one another. Queries are taken in chunks that
+    skip the keys after them; the backward pass computes the scores again (as in arXiv 2205.14135),
+    so that no [T, T] array outlives its chunk. Scores and the softmax are float32.
     """
     batch, length, heads, width = q.shape
     groups = heads // k.shape[2]
     q = q.reshape(batch, length, -1, groups, width).transpose(0, 2, 3, 1, 4)  # [B, K, G, T, hd]
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)  # [B, K, T, hd]
-    reach = jnp.asarray(length if window is None else window)
-    out = _causal(Scoring(scale, softcap), q, k, v, segment_ids, reach)
+    if positions is None:
+        positions = jnp.arange(length)[None]
+    seeing = Seeing(segment_ids, positions, None if window is None else jnp.asarray(window))
+    out = _causal(Scoring(scale, softcap), q, k, v, seeing)
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, width)
 
 
@@ -52,13 +65,17 @@ def query_chunks(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def visible_keys(
-    segment_ids: Int[Array, "B T"], reach: Int[Array, ""] | int, start: int, stop: int
-) -> Bool[Array, "B Q S"]:
+def visible_keys(seeing: Seeing, start: int, stop: int) -> Bool[Array, "B Q S"]:
     """Which of the first `stop` keys the queries start … stop-1 see."""
-    rows, columns = jnp.arange(start, stop)[:, None], jnp.arange(stop)[None, :]
-    near = (columns <= rows) & (rows - columns < reach)
-    return near & (segment_ids[:, start:stop, None] == segment_ids[:, None, :stop])
+    segments, positions, window = seeing
+    of_key = segments[:, None, :stop]
+    visible = (segments[:, start:stop, None] == of_key) | (
+        (segments % BRANCH)[:, start:stop, None] == of_key
+    )
+    visible &= jnp.arange(stop) <= jnp.arange(start, stop)[:, None]
+    if window is not None:
+        visible &= positions[:, start:stop, None] - positions[:, None, :stop] < window
+    return visible
 
 
 def scores_of(scoring: Scoring, q: Array, k: Array) -> Float[Array, "B K G Q S"]:
@@ -90,17 +107,17 @@ def softmax_over(
     return out, (highest + jnp.log(total))[..., 0]
 
 
-def _causal_plain(scoring: Scoring, q, k, v, segment_ids, reach):
-    return _causal_forward(scoring, q, k, v, segment_ids, reach)[0]
+def _causal_plain(scoring: Scoring, q, k, v, seeing: Seeing):
+    return _causal_forward(scoring, q, k, v, seeing)[0]
 
 
 _causal = jax.custom_vjp(_causal_plain, nondiff_argnums=(0,))
 
 
-def _causal_forward(scoring, q, k, v, segment_ids, reach):
+def _causal_forward(scoring, q, k, v, seeing):
     outs, normalizers = [], []
     for start, stop in query_chunks(q.shape[3]):
-        visible = visible_keys(segment_ids, reach, start, stop)
+        visible = visible_keys(seeing, start, stop)
         here = q[:, :, :, start:stop]
         out, normalizer = softmax_over(scoring, here, k[:, :, :stop], v[:, :, :stop], visible)
         outs.append(out)
@@ -109,18 +126,18 @@ def _causal_forward(scoring, q, k, v, segment_ids, reach):
         ad_checkpoint.checkpoint_name(jnp.concatenate(parts, axis=3), RESULT)
         for parts in (outs, normalizers)
     )
-    return out, (q, k, v, segment_ids, reach, out, normalizer)
+    return out, (q, k, v, seeing, out, normalizer)
 
 
 def _causal_backward(scoring, saved, gradient):
     """With P the attention weights: dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ − rowsum(dO ⊙ O))."""
-    q, k, v, segment_ids, reach, out, normalizer = saved
+    q, k, v, seeing, out, normalizer = saved
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     means = jnp.sum(gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     for start, stop in query_chunks(q.shape[3]):
         here = slice(start, stop)
         keys, values = k[:, :, :stop], v[:, :, :stop]
-        visible = visible_keys(segment_ids, reach, start, stop)[:, None, None]
+        visible = visible_keys(seeing, start, stop)[:, None, None]
         queries = q[:, :, :, here]
         scores = scores_of(scoring, queries, keys)
         weights = jnp.where(visible, jnp.exp(scores - normalizer[:, :, :, here, None]), 0.0)
@@ -133,7 +150,7 @@ def _causal_backward(scoring, saved, gradient):
         dq.append(weighted(of_scores, keys))
         dk = dk.at[:, :, :stop].add(gathered(of_scores, queries))
         dv = dv.at[:, :, :stop].add(gathered(weights, of_out))
-    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 def gathered(weights: Float[Array, "B K G Q S"], x: Float[Array, "B K G Q hd"]) -> Array:

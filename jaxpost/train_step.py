@@ -13,6 +13,12 @@ from jaxpost.typing import Array, Bool, Params
 Objective = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
 
 
+class Divided(NamedTuple):
+    """A part of a batch that is divided already: entry i of its leaves [M, …] is microbatch i's."""
+
+    parts: Any
+
+
 class TrainState(NamedTuple):
     """All that an update changes.
 
@@ -55,7 +61,8 @@ def make_train_step(
     `objective(params, batch)` returns a loss that is already a weighted sum over the whole update,
     and metrics that are sums too; microbatch values are added and nothing is divided, so the result
     does not depend on `microbatches`. Microbatch i takes rows i, i + microbatches, …, so splitting
-    a sharded batch moves no data. Scalars in the batch go to every microbatch.
+    a sharded batch moves no data. Scalars in the batch go to every microbatch, and of what is
+    `Divided` each gets its entry.
 
     With `trainable` (a tree of bools like the parameters) the rest is frozen: it gets no gradient
     and no optimizer state. Where loss or gradient is not finite the state is returned unchanged
@@ -106,7 +113,7 @@ def make_train_step(
 def accumulate(function: Callable[..., Any], params: Params, batch: Any, microbatches: int) -> Any:
     """Sum of `function(params, microbatch)` over the strided microbatches, in float32."""
     if microbatches == 1:
-        return function(params, batch)
+        return function(params, jax.tree.map(whole, batch, is_leaf=is_divided))
     parts = split(batch, microbatches)
     shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(
@@ -160,16 +167,28 @@ def split(batch: Any, microbatches: int) -> Any:
     check_microbatches(rows, microbatches)
 
     def strided(x):
+        if is_divided(x):
+            return x.parts
         if jnp.ndim(x) == 0:
             return jnp.broadcast_to(x, (microbatches,))
         return jnp.moveaxis(x.reshape(rows // microbatches, microbatches, *x.shape[1:]), 1, 0)
 
-    return jax.tree.map(strided, batch)
+    return jax.tree.map(strided, batch, is_leaf=is_divided)
+
+
+def is_divided(x: Any) -> bool:
+    return isinstance(x, Divided)
+
+
+def whole(x: Any) -> Any:
+    """Of what is `Divided` the only entry."""
+    return jax.tree.map(lambda leaf: leaf[0], x.parts) if is_divided(x) else x
 
 
 def rows_of(batch: Any) -> int:
     """The number of rows that all arrays of a batch have in common; scalars have none."""
-    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    leaves = jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_divided)
+    leaves = [(path, x) for path, x in leaves if not is_divided(x)]
     found = [(path, x.shape) for path, x in leaves if jnp.ndim(x)]
     if not found:
         return 0

@@ -23,7 +23,7 @@ LEVELS = (
         "attention",
     ),  # attention is arrays to arrays, like a loss
     ("batch", "models", "sampling"),
-    ("logps", "rollout", "train_step", "optimizers"),
+    ("compact", "logps", "rollout", "train_step", "optimizers"),
     ("data", "rewards", "checkpoint", "hub", "writer", "config", "runs"),
     ("recipes",),
     ("commands",),

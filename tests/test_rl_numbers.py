@@ -191,13 +191,17 @@ def one_update(recipe_update, state, batch):
 # The recipes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
-def test_grpo(model, microbatches):
+@pytest.mark.parametrize(
+    ("microbatches", "laid_out"), [(1, False), (4, False), (1, True), (4, True)]
+)
+def test_grpo(model, microbatches, laid_out):
     policy, rows = policy_of(model), experience.rows_of(found())
     config = settings(grpo, epochs=2, kl_coef=0.04, microbatches=microbatches)
     now, reference = moved(model[1]), moved(model[1], seed=2)
     score = experience.make_scores(policy.model, config.rollout, 2)
     batch = grpo.make_batch(config, found(), rows, score(model[1], rows), score(reference, rows))
+    if laid_out:
+        batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
     optimizer = optax.sgd(0.1)
     state = train_step.init_state(now, optimizer)
     loss, norm = one_update(grpo.make_update(config, policy, optimizer), state, batch)
@@ -223,6 +227,7 @@ def test_pmd(model, loss):
     config = settings(pmd, loss=loss, tau=0.3, minibatches=1, microbatches=2)
     score = experience.make_scores(policy.model, config.rollout, 2)
     batch = pmd.make_batch(config, 1, found(), rows, score(model[1], rows))
+    batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
     optimizer = optax.sgd(0.1)
     state = train_step.init_state(moved(model[1]), optimizer)
     ours, norm = one_update(pmd.make_update(config, policy, optimizer), state, batch)
@@ -269,6 +274,7 @@ def test_ppo(model, critic):
     kl = old - score(reference, rows)
     values = ppo.make_values(config, policy)(before, rows)
     batch = ppo.make_batch(config, found(), rows, old, values, kl, 0.1)
+    batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
     optimizer = optax.sgd(0.1)
     state = train_step.init_state(now, optimizer)
     update = ppo.make_update(config, policy, optimizer, trainable)

@@ -159,6 +159,7 @@ class Transformer(nnx.Module):
                 k,
                 v,
                 segment_ids,
+                positions,
                 scale=config.query_scale,
                 window=window_of(config, local, tokens.shape[1]),
                 softcap=config.attn_softcap,
@@ -291,7 +292,7 @@ def window_of(config: TransformerConfig, local: Array, length: int) -> Array | N
     """The layer's window, a number that hides nothing on global layers; None if none is local."""
     if config.window is None or not any(config.local_layers) or length <= config.window:
         return None
-    return jnp.where(local, config.window, length + 1)
+    return jnp.where(local, config.window, 1 << 30)
 
 
 def rematerialize(layer, remat: Remat):

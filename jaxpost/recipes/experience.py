@@ -10,8 +10,7 @@ import numpy as np
 import optax
 
 from jaxpost import batch as batches
-from jaxpost import logps, metrics, optimizers, rewards, rollout, train_step, writer
-from jaxpost.batch import TokenBatch
+from jaxpost import compact, logps, metrics, optimizers, rewards, rollout, train_step, writer
 from jaxpost.data.prompts import Prompt, PromptConfig
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
@@ -259,26 +258,68 @@ def rows_of(experience: Experience) -> Rows:
     return Rows(*batch, sampler_logps=sampled)
 
 
+def score_settings(config: RolloutConfig, model: Model) -> logps.Settings:
+    """Of the distribution that is sampled, with its entropy."""
+    return logps.Settings(
+        **config.distribution(),
+        softcap=model.config.final_softcap,
+        chunk=logps.CHUNK_TOKENS,
+        entropies=True,
+    )
+
+
 def make_scores(
     model: Model, config: RolloutConfig, microbatches: int
-) -> Callable[[Params, TokenBatch | Rows], Array]:
-    """A jitted `(params, rows) -> logps [B, T]` of the distribution that is sampled."""
+) -> Callable[[Params, Rows], Array]:
+    """`(params, rows) -> logps [B, T]` of the distribution that is sampled."""
+    settings = score_settings(config, model)._replace(entropies=False)
+
+    def scores(params: Params, part: Read) -> Array:
+        hidden = compact.hidden(model, params, part.read)
+        head = model.head(params)
+        return logps.score_hidden(hidden, head, part.targets, part.completion_mask, settings).logps
+
+    return in_parts(scores, model, microbatches)
+
+
+class Read(NamedTuple):
+    """What a target's score depends on; `read` is a `compact.Plain` or `Layout` of tokens."""
+
+    read: Any
+    targets: Any
+    completion_mask: Any
+
+
+def in_parts(
+    function: Callable[[Params, Read], Array], model: Model, microbatches: int
+) -> Callable[[Params, Rows], Array]:
+    """`(params, rows) -> [B, T]` by a jitted function of each microbatch, prompts read once."""
 
     @jax.jit
-    def scores(params: Params, rows: TokenBatch | Rows) -> Array:
-        return in_parts(
-            lambda part: logps.token_logps(model, params, part, **config.distribution()),
-            rows,
-            microbatches,
-        )
+    def run(params: Params, batch: Read) -> Array:
+        parts = train_step.split(batch, microbatches)
+        found = jax.lax.map(lambda part: function(params, part), parts)
+        return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
 
-    return scores
+    def whole(params: Params, rows: Rows) -> Array:
+        batch = Read(plain(rows), rows.targets, rows.completion_mask)
+        order, batch = laid_out(batch, microbatches, model)
+        return run(params, batch)[np.argsort(order)]
+
+    return whole
 
 
-def in_parts(function: Callable[[Any], Array], rows: Any, microbatches: int) -> Array:
-    """`function(rows)` [B, T], computed on one microbatch after another."""
-    found = jax.lax.map(function, train_step.split(rows, microbatches))
-    return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
+def plain(rows: Rows) -> compact.Plain:
+    """The rows to read as they are."""
+    return compact.Plain(rows.inputs, rows.segment_ids, rows.positions)
+
+
+def laid_out(batch: Any, microbatches: int, model: Model) -> tuple[np.ndarray, Any]:
+    """(an order, the batch with its rows in it), and `read` as each microbatch's `Layout`."""
+    width = model.config.width
+    order, layout = compact.lay_out(batch.read, batch.completion_mask, microbatches, width)
+    batch = jax.tree.map(lambda x: x[order], batch._replace(read=None))
+    return order, batch._replace(read=train_step.Divided(layout))
 
 
 def starting_point(policy: setup.Policy) -> Params:
@@ -287,18 +328,22 @@ def starting_point(policy: setup.Policy) -> Params:
     return jax.tree.map(lambda p: jnp.array(p, copy=True), chosen)
 
 
-def passes(batch: Any, epochs: int, parts: int, key: Array) -> Iterator[Any]:
-    """Every pass's minibatches: `parts` equal shares of the rows, in another order each pass.
+def passes(batch: Any, config: Any, key: Array, model: Model) -> Iterator[Any]:
+    """Every pass's minibatches, equal shares of the rows, laid out for reading.
 
-    A single share keeps the order that there is.
+    Each pass takes the prompts in another order; the completions of one are neighbours, and so
+    mostly in one minibatch, where their prompt is read once. A single share keeps the order.
+
+    `config` is a recipe's: `rollout`, `epochs`, `minibatches`, `microbatches`.
     """
-    rows = len(batch.inputs)
-    for epoch in range(epochs):
-        order = np.arange(rows)
-        if parts > 1:
-            order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), rows))
-        for chosen in order.reshape(parts, -1):
-            yield jax.tree.map(lambda x, chosen=chosen: x[chosen], batch)
+    for epoch in range(config.epochs):
+        groups = np.arange(config.rollout.rows).reshape(config.rollout.prompts, -1)
+        if config.minibatches > 1:
+            order = jax.random.permutation(jax.random.fold_in(key, epoch), len(groups))
+            groups = groups[np.asarray(order)]
+        for chosen in groups.reshape(config.minibatches, -1):
+            part = jax.tree.map(lambda x, chosen=chosen: x[chosen], batch)
+            yield laid_out(part, config.microbatches, model)[1]
 
 
 class Together:

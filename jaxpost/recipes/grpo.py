@@ -33,6 +33,7 @@ import optax
 from jaxpost import (
     advantages,
     checkpoint,
+    compact,
     logps,
     loss_weights,
     losses,
@@ -161,16 +162,15 @@ GROUPED = {
 class Batch(NamedTuple):
     """Completions as rows [B, T]; 0 outside the mask. `ref_logps` is None without a KL term.
 
-    `loss_weights` are 1 on the tokens to train, until `make_update` fixes them over its update.
-    On policy `old_logps` are not looked at.
+    `read` is what the model reads, as rows or in fewer (`compact`). `loss_weights` are 1 on the
+    tokens to train, until `make_update` fixes them over its update. On policy `old_logps` are not
+    looked at.
     """
 
-    inputs: Any
+    read: Any
     targets: Any
     completion_mask: Any
     loss_weights: Any
-    segment_ids: Any
-    positions: Any
     advantages: Any
     old_logps: Any
     sampler_logps: Any
@@ -194,7 +194,7 @@ def given_of(batch: Batch) -> Given:
 
 def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
-    sampled = config.rollout.distribution()
+    settings = experience.score_settings(config.rollout, model)
     policy_loss = make_policy_loss(config)
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
@@ -207,14 +207,13 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
                 loss += config.entropy_coef * losses.entropy_bonus(scores.entropies)
             return given.loss_weights * loss
 
-        given = given_of(batch)
+        given, hidden = given_of(batch), compact.hidden(model, params, batch.read)
+        scored = (hidden, model.head(params), batch.targets, batch.completion_mask, settings)
         if config.loss == "gspo":  # a token's loss depends on its whole sequence
-            scores = logps.token_scores(model, params, batch, entropies=True, **sampled)
+            scores = logps.score_hidden(*scored)
             loss = jnp.sum(token_loss(scores, *given))
         else:
-            loss, scores = logps.token_loss(
-                model, params, batch, token_loss, *given, entropies=True, **sampled
-            )
+            loss, scores = logps.loss_of_hidden(*scored, token_loss, *given)
         return loss, measures(config, jax.lax.stop_gradient(scores), given)
 
     return objective
@@ -249,7 +248,6 @@ def gspo(config: Config, clip: dict[str, float], logps: Array, given: Given, bat
     log_ratios = loss_weights.sequence_means(
         jax.lax.stop_gradient(logps) - old_of(config, logps, given),
         batch.completion_mask,
-        batch.segment_ids,
     )
     return losses.gspo_token(logps, log_ratios, given.advantages, **clip)
 
@@ -288,11 +286,14 @@ def make_batch(
     trained = ~np.isnan(found.rewards)
     if config.mask_truncated:
         trained &= ~found.truncated
-    weights = rows.loss_weights * trained.reshape(-1, 1)
     return Batch(
-        **{**rows._asdict(), "loss_weights": weights},
+        read=experience.plain(rows),
+        targets=rows.targets,
+        completion_mask=rows.completion_mask,
+        loss_weights=rows.loss_weights * trained.reshape(-1, 1),
         advantages=token_advantages(config, found, rows.completion_mask),
         old_logps=old,
+        sampler_logps=rows.sampler_logps,
         ref_logps=ref,
     )
 
@@ -466,7 +467,7 @@ def train(config: Config) -> int:
             with watch.part("update"):
                 sums = []
                 rate = schedule(state.step)
-                for part in experience.passes(batch, config.epochs, config.minibatches, here):
+                for part in experience.passes(batch, config, here, policy.model):
                     state, measured = update(state, part)
                     sums.append(measured)
                 jax.block_until_ready(state.step)

@@ -25,6 +25,7 @@ import optax
 from jaxpost import (
     advantages,
     checkpoint,
+    compact,
     logps,
     losses,
     metrics,
@@ -109,15 +110,14 @@ class Config:
 class Batch(NamedTuple):
     """Completions as rows [B, T]; the last three are one number a completion [B].
 
-    `old_logps` are sums over the completion. `loss_weights` are 1 for completions to train on,
+    `read` is what the model reads, as rows or in fewer (`compact`). `old_logps` are sums over the
+    completion. `loss_weights` are 1 for completions to train on,
     until `make_update` fixes them over its update.
     """
 
-    inputs: Any
+    read: Any
     targets: Any
     completion_mask: Any
-    segment_ids: Any
-    positions: Any
     advantages: Any
     old_logps: Any
     loss_weights: Any
@@ -125,11 +125,13 @@ class Batch(NamedTuple):
 
 def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the completions given."""
+    settings = experience.score_settings(config.rollout, model)
     loss_of = {"pmd": losses.pmd, "mirror_descent": losses.mirror_descent}[config.loss]
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        scores = logps.token_scores(
-            model, params, batch, entropies=True, **config.rollout.distribution()
+        hidden = compact.hidden(model, params, batch.read)
+        scores = logps.score_hidden(
+            hidden, model.head(params), batch.targets, batch.completion_mask, settings
         )
         new = jnp.sum(scores.logps, axis=1)
         loss = loss_of(new, batch.old_logps, batch.advantages, tau=config.tau)
@@ -157,11 +159,14 @@ def make_batch(
     config: Config, step: int, found: Experience, rows: experience.Rows, old: Array
 ) -> Batch:
     """Centred rewards, and which completions are trained on."""
-    fields = rows._asdict()
-    kept = {name: fields[name] for name in Batch._fields if name in fields}
-    kept["loss_weights"] = ~np.isnan(found.rewards).reshape(-1)
-    centred = centred_rewards(config, step, found)
-    return Batch(**kept, advantages=centred.reshape(-1), old_logps=jnp.sum(old, axis=1))
+    return Batch(
+        read=experience.plain(rows),
+        targets=rows.targets,
+        completion_mask=rows.completion_mask,
+        advantages=centred_rewards(config, step, found).reshape(-1),
+        old_logps=jnp.sum(old, axis=1),
+        loss_weights=~np.isnan(found.rewards).reshape(-1),
+    )
 
 
 def centred_rewards(config: Config, step: int, found: Experience) -> Array:
@@ -325,7 +330,7 @@ def train(config: Config) -> int:
                 sums, rate = [], schedule(state.step)
                 if config.reset_optimizer:
                     state = experience.restarted(state, optimizer, policy.trainable)
-                for part in experience.passes(batch, config.epochs, config.minibatches, here):
+                for part in experience.passes(batch, config, here, policy.model):
                     state, measured = update(state, part)
                     sums.append(measured)
                 jax.block_until_ready(state.step)

@@ -30,6 +30,7 @@ from jaxpost import (
     advantages,
     checkpoint,
     coefficients,
+    compact,
     logps,
     loss_weights,
     losses,
@@ -45,7 +46,6 @@ from jaxpost import config as configs
 from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models import heads
-from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
 from jaxpost.recipes import accuracy, experience, setup
 from jaxpost.recipes.experience import Experience
@@ -136,17 +136,16 @@ class Config:
 class Batch(NamedTuple):
     """Completions as rows [B, T]; 0 outside the mask.
 
-    `values` are the critic's before the update. The weights are 1 on the tokens to train, until
-    `make_update` fixes them over its update; `value_weights` are those of the value loss.
+    `read` is what the model reads, as rows or in fewer (`compact`). `values` are the critic's
+    before the update. The weights are 1 on the tokens to train, until `make_update` fixes them over
+    its update; `value_weights` are those of the value loss.
     """
 
-    inputs: Any
+    read: Any
     targets: Any
     completion_mask: Any
     loss_weights: Any
     value_weights: Any
-    segment_ids: Any
-    positions: Any
     old_logps: Any
     advantages: Any
     values: Any
@@ -184,7 +183,7 @@ def values_of(
     """
     if config.critic != "shared":
         trunk = train_step.merge(params["critic"]["trunk"], params["policy"], policy.trainable)
-        hidden = policy.model.apply(trunk, batch.inputs, batch.segment_ids, batch.positions, None)
+        hidden = compact.hidden(policy.model, trunk, batch.read)
     values = heads.read(params["critic"]["head"], hidden)
     if config.critic == "prompt":
         first = jnp.argmax(batch.completion_mask, axis=1)[:, None]
@@ -193,19 +192,13 @@ def values_of(
 
 
 def make_values(config: Config, policy: setup.Policy) -> Callable[[Params, experience.Rows], Array]:
-    """A jitted `(params, rows) -> values [B, T]`."""
+    """`(params, rows) -> values [B, T]`."""
 
-    @jax.jit
-    def values(params: Params, rows: experience.Rows) -> Array:
-        def part_of(part: Any) -> Array:
-            hidden = policy.model.apply(
-                params["policy"], part.inputs, part.segment_ids, part.positions, None
-            )
-            return values_of(config, policy, params, hidden, part)
+    def values(params: Params, part: experience.Read) -> Array:
+        hidden = compact.hidden(policy.model, params["policy"], part.read)
+        return values_of(config, policy, params, hidden, part)
 
-        return experience.in_parts(part_of, rows, config.microbatches)
-
-    return values
+    return experience.in_parts(values, policy.model, config.microbatches)
 
 
 # The update ------------------------------------------------------------------------------------
@@ -213,7 +206,7 @@ def make_values(config: Config, policy: setup.Policy) -> Callable[[Params, exper
 
 def make_objective(config: Config, policy: setup.Policy) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
-    settings = score_settings(config, policy.model)
+    settings = experience.score_settings(config.rollout, policy.model)
     clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
 
     def token_loss(scores: logps.TokenScores, weights: Array, old: Array, gains: Array) -> Array:
@@ -228,9 +221,7 @@ def make_objective(config: Config, policy: setup.Policy) -> train_step.Objective
         return weights * loss
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        hidden = policy.model.apply(
-            params["policy"], batch.inputs, batch.segment_ids, batch.positions, None
-        )
+        hidden = compact.hidden(policy.model, params["policy"], batch.read)
         policy_loss, scores = logps.loss_of_hidden(
             hidden,
             policy.model.head(params["policy"]),
@@ -249,16 +240,6 @@ def make_objective(config: Config, policy: setup.Policy) -> train_step.Objective
         return policy_loss + config.value_coef * value_loss, found
 
     return objective
-
-
-def score_settings(config: Config, model: Model) -> logps.Settings:
-    """The sampled distribution, with its entropy."""
-    return logps.Settings(
-        **config.rollout.distribution(),
-        softcap=model.config.final_softcap,
-        chunk=logps.CHUNK_TOKENS,
-        entropies=True,
-    )
 
 
 def token_value_loss(config: Config, values: Array, batch: Batch) -> Array:
@@ -350,10 +331,12 @@ def make_batch(
         gains, returns = advantages.gae(of_tokens, values, mask, gamma=config.gamma, lam=config.lam)
         if config.whiten:
             gains = advantages.whiten(gains, mask)
-    fields = {name: value for name, value in rows._asdict().items() if name in Batch._fields}
     weights = jnp.where(mask, rows.loss_weights, 0.0)
     return Batch(
-        **{**fields, "loss_weights": weights},
+        read=experience.plain(rows),
+        targets=rows.targets,
+        completion_mask=rows.completion_mask,
+        loss_weights=weights,
         value_weights=weights,
         old_logps=old,
         advantages=gains,
@@ -457,7 +440,7 @@ def train(config: Config) -> int:
             out.samples(step, experience.records(found, batch.advantages, config.samples))
             with watch.part("update"):
                 sums, rate = [], schedule(state.step)
-                for part in experience.passes(batch, config.epochs, config.minibatches, here):
+                for part in experience.passes(batch, config, here, policy.model):
                     state, measured = update(state, part)
                     sums.append(measured)
                 jax.block_until_ready(state.step)
