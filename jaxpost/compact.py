@@ -95,9 +95,12 @@ def lay_out(read: Plain, mask: Any, parts: int, width: int) -> tuple[np.ndarray,
     length = 1 << (max(longest, min(total, ROW)) - 1).bit_length()
     bins = [batches.best_fit_decreasing([t.length for t in plan], length) for plan in plans]
     rows = rounded(max(map(len, bins)))
+    shape = (parts, rows, length)
     layout = Layout(
-        *(np.zeros((parts, rows, length), np.int32) for _ in range(3)),
-        np.zeros((parts, shares.shape[1], whole.inputs.shape[1]), np.int32),
+        inputs=np.zeros(shape, np.int32),
+        segment_ids=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+        places=np.zeros((parts, shares.shape[1], whole.inputs.shape[1]), np.int32),
     )
     for part, sequences in enumerate(several):
         here = Layout(*(field[part] for field in layout))
