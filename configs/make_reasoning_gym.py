@@ -8,7 +8,9 @@ settings, seed and the whole entry as JSON. No held-out question is in the train
 """
 
 import argparse
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,18 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=8000, help="rows (%(default)s)")
     parser.add_argument("--held-out", type=int, default=500, help="rows (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--shots", type=int, default=0, help="solved tasks shown before each question (%(default)s)"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="task settings")
     options = parser.parse_args()
     settings = {key: json.loads(value) for key, _, value in (s.partition("=") for s in options.set)}
-    size = options.train + options.held_out
+    size = options.shots + options.train + options.held_out
     items = reasoning_gym.create_dataset(options.task, size=size, seed=options.seed, **settings)
     origin = {"dataset": options.task, "settings": json.dumps(settings), "seed": options.seed}
-    rows = [(item["question"], row(item, origin)) for item in items]
+    shown = [row(item, origin) for item in itertools.islice(items, options.shots)]
+    turns = [turn for found in shown for turn in (*found["prompt"], *found.get("completion", ()))]
+    rows = [(item["question"], row(item, origin, turns)) for item in items][options.shots :]
     held_out = dict(rows[: options.held_out])
     train = [found for question, found in rows[options.held_out :] if question not in held_out]
     write(options.folder / "train.jsonl", train)
@@ -36,9 +43,11 @@ def main() -> None:
     print(f"{len(train)} training and {len(held_out)} held-out rows in {options.folder}")
 
 
-def row(item: dict[str, Any], origin: dict[str, Any]) -> dict[str, Any]:
+def row(
+    item: dict[str, Any], origin: dict[str, Any], before: Sequence[dict[str, str]] = ()
+) -> dict[str, Any]:
     """A task without one right answer has no completion: rows for RL only."""
-    found: dict[str, Any] = {"prompt": [{"role": "user", "content": item["question"]}]}
+    found: dict[str, Any] = {"prompt": [*before, {"role": "user", "content": item["question"]}]}
     if item["answer"] is not None:
         found["completion"] = [{"role": "assistant", "content": str(item["answer"])}]
     return {**found, **origin, "entry": json.dumps(item, ensure_ascii=False)}
