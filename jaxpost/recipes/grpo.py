@@ -16,7 +16,7 @@ Departures: 1. the paper does not state the clip, ours is 0.2; 2. no KL term unl
 for one (the paper's is 0.04), and then k3 in the loss, as in the paper; 3. a completion that has no
 reward is in no baseline and in no weight.
 
-    jaxpost train configs/grpo_smollm2_chain_sum.yaml
+    jaxpost train configs/grpo_smollm2_family.yaml
 """
 
 import contextlib

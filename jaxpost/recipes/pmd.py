@@ -9,7 +9,7 @@ Departures: 1. the square is divided by 2τ, so that τ does not scale the step;
 in the reports, ours is 0.1; 3. `per_length` divides a completion's loss by its length, which the
 reports do not.
 
-    jaxpost train configs/pmd_quickstart.yaml
+    jaxpost quickstart --method pmd
 """
 
 import contextlib

@@ -14,7 +14,7 @@ Departures: 1. the critic is by default a copy of the policy with its own optimi
 has it; `critic: shared` puts the head on the policy's own trunk; 2. advantages are whitened over
 the whole rollout, not by device; 3. a completion that has no reward is in no statistic and no loss.
 
-    jaxpost train configs/ppo_quickstart.yaml
+    jaxpost quickstart --method ppo
 """
 
 import contextlib
