@@ -35,6 +35,8 @@ PROMPTS = ([3, 1, 4], [2, 7])
 COMPLETIONS = [[5, 9], [2, 6, 5, 10], [3], [8, 10, 1], [4, 4], [10], [7, 2, 9, 1, 10], [1, 6]]
 REWARDS = [1.0, 0.0, 0.5, 0.0, 1.0, np.nan, 0.0, 0.25]  # four a prompt; one could not be judged
 TEMPERATURE = 0.8
+STALENESS = np.zeros((8, 5), int)  # of each token; what follows a completion's end is not looked at
+STALENESS[1, :2] = STALENESS[3, 0] = STALENESS[7] = 2
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,7 @@ def found() -> experience.Experience:
         drawn,
         [""] * 8,
         [rewards.Scored(value, {}, "", None) for value in REWARDS],
+        STALENESS,
     )
 
 
@@ -191,12 +194,16 @@ def one_update(recipe_update, state, batch):
 # The recipes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("importance", ["none", "truncated"])
 @pytest.mark.parametrize(
     ("microbatches", "laid_out"), [(1, False), (4, False), (1, True), (4, True)]
 )
-def test_grpo(model, microbatches, laid_out):
+def test_grpo(model, microbatches, laid_out, importance):
+    """The sampler's log-probabilities are 0 here, so that an importance weight is π_old itself."""
     policy, rows = policy_of(model), experience.rows_of(found())
-    config = settings(grpo, epochs=2, kl_coef=0.04, microbatches=microbatches)
+    config = settings(
+        grpo, epochs=2, kl_coef=0.04, microbatches=microbatches, importance=importance
+    )
     now, reference = moved(model[1]), moved(model[1], seed=2)
     score = experience.make_scores(policy.model, config.rollout, 2)
     batch = grpo.make_batch(config, found(), rows, score(model[1], rows), score(reference, rows))
@@ -213,7 +220,9 @@ def test_grpo(model, microbatches, laid_out):
         for row in JUDGED:
             k1 = new[row] - ref[row]
             terms = surrogate(new[row], old[row], advantages[row])
-            out.append(np.mean(terms + 0.04 * (np.exp(-k1) - 1 + k1)))
+            terms = terms + 0.04 * (np.exp(-k1) - 1 + k1)
+            weights = np.exp(old[row]) if importance == "truncated" else 1.0
+            out.append(np.mean(weights * terms))
         return np.mean(out)
 
     at = doubles(moved(model[1]))
@@ -221,10 +230,36 @@ def test_grpo(model, microbatches, laid_out):
     np.testing.assert_allclose(norm, gradient_norm(expected, at), rtol=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["pmd", "mirror_descent"])
-def test_pmd(model, loss):
-    policy, rows = policy_of(model), experience.rows_of(found())
-    config = settings(pmd, loss=loss, tau=0.3, minibatches=1, microbatches=2)
+def test_what_is_too_stale_is_read_and_not_trained(model):
+    """GRPO on policy; a completion of stale tokens alone is none of the sequences of the mean."""
+    policy, rows = policy_of(model), experience.rows_of(found(), stale_after=1)
+    config = settings(grpo)
+    optimizer = optax.sgd(0.1)
+    batch = grpo.make_batch(config, found(), rows, rows.sampler_logps, None)
+    state = train_step.init_state(jax.tree.map(jnp.array, model[1]), optimizer)
+    loss, norm = one_update(grpo.make_update(config, policy, optimizer), state, batch)
+    start, advantages = logps_of(doubles(model[1])), grouped(True)
+
+    def expected(p):
+        new, out = logps_of(p), []
+        for row in JUDGED:
+            fresh = STALENESS[row, : len(new[row])] <= 1
+            if fresh.any():
+                out.append(np.mean(-np.exp(new[row] - start[row])[fresh] * advantages[row]))
+        return np.mean(out)
+
+    np.testing.assert_allclose(loss, expected(doubles(model[1])), atol=1e-5)
+    np.testing.assert_allclose(norm, gradient_norm(expected, doubles(model[1])), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "stale_after"),
+    [("pmd", None), ("mirror_descent", None), ("pmd", 0), ("pmd_token", None), ("pmd_token", 0)],
+)
+def test_pmd(model, loss, stale_after):
+    policy, rows = policy_of(model), experience.rows_of(found(), stale_after)
+    window = {"log_low": -0.05, "log_high": 0.02} if loss == "pmd_token" else {}
+    config = settings(pmd, loss=loss, tau=0.3, minibatches=1, microbatches=2, **window)
     score = experience.make_scores(policy.model, config.rollout, 2)
     batch = pmd.make_batch(config, 1, found(), rows, score(model[1], rows))
     batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
@@ -237,8 +272,15 @@ def test_pmd(model, loss):
     def expected(p):
         new, out = logps_of(p), []
         for row in JUDGED:
-            moved_by = np.sum(new[row] - old[row])
-            if loss == "pmd":
+            by_token = new[row] - old[row]
+            if stale_after is not None:
+                by_token = by_token[STALENESS[row, : len(by_token)] <= stale_after]
+            moved_by = np.sum(by_token)
+            if loss == "pmd_token":
+                inside = (by_token >= -0.05) & (by_token <= 0.02)
+                gains = np.where(inside, np.exp(by_token) * advantages[row], 0.0)
+                out.extend(tau * by_token**2 - gains)
+            elif loss == "pmd":
                 out.append((advantages[row] - tau * moved_by) ** 2 / (2 * tau))
             else:
                 ratio = np.exp(moved_by)
@@ -260,11 +302,20 @@ def gae(rewards_, values, gamma, lam):
     return np.array(out[::-1])
 
 
-@pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_ppo(model, critic):
+@pytest.mark.parametrize(
+    ("critic", "importance"), [("separate", "none"), ("separate", "truncated"), ("shared", "none")]
+)
+def test_ppo(model, critic, importance):
     policy, rows = policy_of(model), experience.rows_of(found())
     config = settings(
-        ppo, critic=critic, kl_coef=0.1, value_coef=0.5, gamma=0.9, lam=0.8, microbatches=2
+        ppo,
+        critic=critic,
+        importance=importance,
+        kl_coef=0.1,
+        value_coef=0.5,
+        gamma=0.9,
+        lam=0.8,
+        microbatches=2,
     )
     params, trainable = ppo.with_critic(config, policy)
     before, now = moved(params, 0.1, seed=3), moved(moved(params, 0.1, seed=3))
@@ -304,7 +355,9 @@ def test_ppo(model, critic):
         for row in JUDGED:
             near = old_values[row] + np.clip(values[row] - old_values[row], -0.2, 0.2)
             worse = np.maximum((values[row] - returns[row]) ** 2, (near - returns[row]) ** 2)
-            out.append(surrogate(new[row], old[row], white[row]) + 0.5 * 0.5 * worse)
+            weights = np.exp(old[row]) if importance == "truncated" else 1.0
+            surrogates = weights * surrogate(new[row], old[row], white[row])
+            out.append(surrogates + 0.5 * 0.5 * worse)
         return np.mean(np.concatenate(out))
 
     np.testing.assert_allclose(ours, expected(at), atol=2e-5)

@@ -60,7 +60,8 @@ def data(tmp_path_factory):
     return folder
 
 
-def config_of(recipe, run, data, *, judge="small", rate=1e-2, completions=8, **changes):
+def config_of(recipe, run, data, *, judge="small", rate=1e-2, completions=8, ahead=None, **changes):
+    sampling = {"prompts": 64 // completions, "completions": completions, "max_new_tokens": 2}
     return recipe.Config(
         run=str(run),
         model=setup.ModelConfig(fresh=TINY, tokenizer="bytes"),
@@ -68,9 +69,7 @@ def config_of(recipe, run, data, *, judge="small", rate=1e-2, completions=8, **c
             train=str(data / "train.jsonl"), eval=str(data / "held_out.jsonl")
         ),
         reward=rewards.RewardConfig(f"{data / 'judge.py'}:{judge}"),
-        rollout=experience.RolloutConfig(
-            prompts=64 // completions, completions=completions, max_new_tokens=2
-        ),
+        rollout=experience.RolloutConfig(**sampling | (ahead or {})),
         optimizer=optimizers.OptimizerConfig(learning_rate=rate, schedule="constant"),
         eval=accuracy.EvalConfig(),
         checkpoint=checkpoint.CheckpointConfig(every=2),
@@ -99,14 +98,45 @@ METHODS = {
         },
     ),
 }
+VARIANTS = METHODS | {
+    "remax": (
+        grpo,
+        {
+            "completions": 1,
+            "advantage": "greedy_baseline",
+            "aggregation": "sequence_sum_mean",
+            "loss": "reinforce",
+        },
+    ),
+}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_each_method_learns_what_the_reward_asks(name, data, tmp_path):
-    """Held-out greedy accuracy from at most 20 % to at least 90 % in 40 rollouts."""
-    recipe, changes = METHODS[name]
-    config = config_of(recipe, tmp_path / "run", data, steps=40, **changes)
+CORRECTED = {"grpo": {"importance": "truncated"}, "ppo": {"importance": "truncated"}, "pmd": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "ahead"),
+    [
+        *((name, {}) for name in METHODS),
+        *((name, {"staleness": 1}) for name in METHODS),
+        ("pmd", {"spare": 4, "stale_after": 0}),
+        ("remax", {}),
+    ],
+)
+def test_each_method_learns_what_the_reward_asks(name, ahead, data, tmp_path):
+    """Held-out greedy accuracy from at most 20 % to at least 90 % in 40 rollouts.
+
+    Also from the tokens of earlier policies, a rollout sampled ahead or begun before.
+    """
+    recipe, changes = VARIANTS[name]
+    corrected = CORRECTED[name] if ahead else {}
+    config = config_of(
+        recipe, tmp_path / "run", data, steps=40, ahead=ahead, **changes, **corrected
+    )
     assert recipe.train(config) == 0
+    stale = [r["staleness/max"] for r in records(config.run) if "staleness/max" in r]
+    if "staleness" in ahead:
+        assert stale == [0, *[1] * 39]
     first, *_, last = [r["eval/accuracy"] for r in records(config.run) if "eval/accuracy" in r]
     assert first <= 0.2
     assert last >= 0.9
@@ -128,10 +158,23 @@ def test_each_method_learns_what_the_reward_asks(name, data, tmp_path):
                 "critic": "shared",
             },
         ),
+        (
+            grpo,
+            {
+                "ahead": {"staleness": 2},
+                "importance": "truncated",
+                "dynamic_sampling": True,
+                "judge": "hard",
+            },
+        ),
+        (pmd, {"ahead": {"spare": 3, "max_new_tokens": 12}, "choose": "prioritised"}),
     ],
 )
 def test_a_run_that_was_killed_is_the_run_that_was_not(recipe, changes, data, tmp_path):
-    """Killed when the checkpoint of step 2 is about to be there, stopped at step 4, ended at 6."""
+    """Killed when the checkpoint of step 2 is about to be there, stopped at step 4, ended at 6.
+
+    Also where rollouts, or single groups, are under way when it is killed.
+    """
     name = recipe.__name__.rpartition(".")[2]
     runs = {}
     for kind, harms in {"straight": ["none"], "harmed": ["kill:2", "term:4", "none"]}.items():
@@ -146,6 +189,8 @@ def test_a_run_that_was_killed_is_the_run_that_was_not(recipe, changes, data, tm
         assert "child none 0" in done.stdout, done.stdout + done.stderr
         runs[kind] = config.run
     assert records(runs["harmed"]) == records(runs["straight"])
+    if "ahead" in changes:
+        assert max(r.get("staleness/max", 0) for r in records(runs["straight"])) > 0
     weights = [Path(run) / "model" / "model.safetensors" for run in runs.values()]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
@@ -189,3 +234,77 @@ def test_when_the_sampler_is_compared_with_the_trainer(changes, steps, data, tmp
     assert grpo.train(config) == 0
     name = "sampling/sampling_logp_difference/max"
     assert [record["step"] for record in records(config.run) if name in record] == steps
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "ahead", "told"),
+    [
+        (grpo, {}, {"staleness": 1}, "correct for that with importance"),
+        (ppo, {"completions": 1}, {"spare": 1}, "correct for that with importance"),
+        (pmd, {"loss": "mirror_descent"}, {"spare": 1}, "use loss: pmd"),
+        (pmd, {}, {"stale_after": 0}, "rollout.staleness or rollout.spare"),
+        (pmd, {"loss": "pmd_token"}, {}, "log_low and log_high"),
+        (pmd, {"log_low": -0.1}, {}, "log_low and log_high"),
+    ],
+)
+def test_tokens_of_an_earlier_policy_are_not_taken_for_its_own(
+    recipe, changes, ahead, told, data, tmp_path
+):
+    with pytest.raises(ValueError, match=told):
+        config_of(recipe, tmp_path / "run", data, ahead=ahead, **changes)
+
+
+def test_rewards_come_while_the_next_rollout_is_sampled(data, tmp_path):
+    """A reward of rollout 1 that waits for one of rollout 2: one step off the run ends."""
+    (tmp_path / "meet.py").write_text(MEETING.format(folder=tmp_path))
+    ahead = {"staleness": 1}
+    config = config_of(grpo, tmp_path / "run", data, ahead=ahead, steps=4, importance="truncated")
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, eval=None),
+        reward=rewards.RewardConfig(f"{tmp_path / 'meet.py'}:meet", workers=2, deadline=60),
+    )
+    assert grpo.train(config) == 0
+    logged = [record["rewards/missing"] for record in records(config.run) if "reward" in record]
+    assert logged == [0.0] * 4
+
+
+MEETING = '''
+import pathlib, time
+
+FOLDER = pathlib.Path("{folder}")
+
+
+def meet(completions, number, **_):
+    """All of a group at once; the first group ever waits until 9 groups, more than a rollout."""
+    (FOLDER / f"seen_{{time.monotonic_ns()}}").touch()
+    try:
+        (FOLDER / "first").touch(exist_ok=False)
+    except FileExistsError:
+        return [float(len(text)) for text in completions]
+    while len(list(FOLDER.glob("seen_*"))) < 9:
+        time.sleep(0.01)
+    return [float(len(text)) for text in completions]
+'''
+
+
+def test_the_entropy_bonus_adapts_to_its_target(data, tmp_path):
+    """Under the target the weight rises by a step each rollout; it survives a stop."""
+    changes = {"entropy_target": 50.0, "entropy_step": 0.25}
+    config = config_of(grpo, tmp_path / "run", data, steps=2, **changes)
+    assert grpo.train(config) == 0
+    assert grpo.train(dataclasses.replace(config, steps=4)) == 0
+    logged = [r["entropy_coef"] for r in records(config.run) if "entropy_coef" in r]
+    assert logged == [0.0, 0.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"std_epsilon": 1e-4, "advantage": "leave_one_out"}, "std_epsilon is for advantage"),
+        ({"entropy_step": 0.1}, "entropy_step is for entropy_target"),
+    ],
+)
+def test_a_key_that_does_nothing_is_refused(changes, told, data, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        config_of(grpo, tmp_path / "run", data, **changes)

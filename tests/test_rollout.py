@@ -305,6 +305,35 @@ def test_what_a_budget_leaves_is_continued_as_if_nothing_had_been(budget):
     assert calls >= min(drawn // (budget + 3), 2)
 
 
+@pytest.mark.parametrize("enough", [1, 4, 100])
+def test_sampling_ends_when_enough_groups_are_done_and_goes_on_later(enough):
+    """Whatever was done first, the whole is what is sampled at once."""
+    settings = {"sample_ids": MANY_IDS, "slots": 4, "capacity": SHAPES, **MANY_SETTINGS}
+    begun, calls = rollout.unstarted(len(MANY), 30), 0
+    while (begun.stop_reasons == rollout.UNFINISHED).any():
+        before = int(np.sum(begun.stop_reasons != rollout.UNFINISHED))
+        groups = dict(
+            rollout.sample_groups(
+                MODEL,
+                PARAMS,
+                MANY,
+                KEY,
+                group_size=1,
+                begun=begun,
+                enough=before + enough,
+                **settings,
+            )
+        )
+        assert sorted(groups) == list(range(len(MANY)))
+        parts = [groups[row] for row in range(len(MANY))]
+        begun = rollout.Rollout(*map(np.concatenate, zip(*parts, strict=True)))
+        done = int(np.sum(begun.stop_reasons != rollout.UNFINISHED))
+        assert done >= min(before + enough, len(MANY))
+        calls += 1
+    same(begun, all_at_once())
+    assert (calls > 1) == (enough < len(MANY))
+
+
 def test_a_stop_string_is_found_across_a_continuation():
     model, params, tokenizer = in_order(*SPOKEN)
     settings = {

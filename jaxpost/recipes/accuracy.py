@@ -67,6 +67,18 @@ def make_evaluation(
     return run
 
 
+def greedy(sampling: experience.RolloutConfig) -> experience.RolloutConfig:
+    """One completion a prompt, of the most probable tokens."""
+    return dataclasses.replace(
+        sampling,
+        completions=1,
+        temperature=GREEDY,
+        top_k=None,
+        top_p=None,
+        min_p=None,
+    )
+
+
 def evaluate(
     policy: setup.Policy,
     params: Params,
@@ -80,10 +92,7 @@ def evaluate(
 
     Completions without a reward are counted, and in no mean.
     """
-    greedy = dataclasses.replace(
-        sampling, completions=1, temperature=GREEDY, top_k=None, top_p=None, min_p=None
-    )
-    found = collected(policy, params, prompts, scorer, config, greedy, key)
+    found = collected(policy, params, prompts, scorer, config, greedy(sampling), key)
     values = found.rewards[:, 0]
     there = ~np.isnan(values)
     if not there.any():
@@ -115,7 +124,7 @@ def collected(
     """All prompts, some at a time; prompts of like length together."""
     several = max(config.batch_size // sampling.completions, 1)
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    sampling = dataclasses.replace(sampling, prompts=several)
+    sampling = dataclasses.replace(sampling, prompts=several, spare=0, stale_after=None)
     parts = []
     for number, first in enumerate(range(0, len(order), several)):
         chosen = [prompts[index] for index in order[first : first + several]]

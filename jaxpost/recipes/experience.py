@@ -10,7 +10,17 @@ import numpy as np
 import optax
 
 from jaxpost import batch as batches
-from jaxpost import compact, logps, metrics, optimizers, rewards, rollout, train_step, writer
+from jaxpost import (
+    compact,
+    logps,
+    loss_weights,
+    metrics,
+    optimizers,
+    rewards,
+    rollout,
+    train_step,
+    writer,
+)
 from jaxpost.data.prompts import Prompt, PromptConfig
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
@@ -41,9 +51,39 @@ class RolloutConfig:
     cache_dtype: Literal["float32", "bfloat16", "int8"] | None = option(
         None, "type of cached keys and values; null: the activations'"
     )
+    staleness: int = option(
+        0,
+        "rollouts sampled ahead of the one that is trained on, so that rewards come meanwhile; "
+        "1: one step off",
+        "rollouts",
+        least=0,
+    )
+    spare: int = option(
+        0,
+        "prompts sampled besides; a rollout ends when `prompts` are done, and what is not goes on "
+        "in the next (partial rollouts)",
+        least=0,
+    )
+    stale_after: int | None = option(
+        None,
+        "tokens drawn by a policy that so many rollouts were trained on since are trained, older "
+        "ones are only read; null: all are trained",
+        "rollouts",
+        least=0,
+    )
 
     def __post_init__(self):
         check_ranges(self, "rollout.")
+        if self.stale_after is not None and not self.off_policy:
+            raise ValueError(
+                "rollout.stale_after is for tokens of earlier policies, which there are with "
+                "rollout.staleness or rollout.spare"
+            )
+
+    @property
+    def off_policy(self) -> bool:
+        """Whether tokens may come from an earlier policy than that before the update."""
+        return self.staleness > 0 or self.spare > 0
 
     @property
     def rows(self) -> int:
@@ -61,6 +101,15 @@ def check_groups(sampling: RolloutConfig) -> None:
     if sampling.completions < 2:
         raise ValueError(
             "rollout.completions is 1: a group of one has no baseline; sample 2 or more"
+        )
+
+
+def check_importance(sampling: RolloutConfig, importance: str) -> None:
+    """Raises ValueError where stale tokens would be taken for the policy's own."""
+    if sampling.off_policy and importance == "none":
+        raise ValueError(
+            "rollout.staleness and rollout.spare train on tokens of earlier policies: correct for "
+            "that with importance: truncated (or banded)"
         )
 
 
@@ -93,12 +142,14 @@ class Experience(NamedTuple):
       rollout: [P·G, N].
       texts: [P·G], without the stop token.
       scored: [P·G].
+      staleness: [P·G, N], rollouts that the policy was trained on since it drew a token.
     """
 
     prompts: Sequence[Prompt]
     rollout: Rollout
     texts: Sequence[str]
     scored: Sequence[rewards.Scored]
+    staleness: np.ndarray
 
     @property
     def completions(self) -> int:
@@ -130,6 +181,7 @@ class Experience(NamedTuple):
             Rollout(*(field[rows] for field in self.rollout)),
             [self.texts[row] for row in rows],
             [self.scored[row] for row in rows],
+            self.staleness[rows],
         )
 
 
@@ -142,31 +194,81 @@ def join(parts: Sequence[Experience]) -> Experience:
         ),
         [text for part in parts for text in part.texts],
         [scored for part in parts for scored in part.scored],
+        np.concatenate([part.staleness for part in parts]),
     )
 
 
 class Group(NamedTuple):
-    """The completions of one prompt, while they are being scored."""
+    """The completions of one prompt, done or not.
 
+    Attributes:
+      rollout: [G, N].
+      versions: [G, N], how many rollouts the policy that drew a token was trained on.
+      texts: [G]; none before the group is done.
+      scored: waits for the rewards; None before the group is done.
+    """
+
+    prompt: Prompt
     rollout: Rollout
-    texts: Sequence[str]
-    rewards: rewards.Pending
+    versions: np.ndarray
+    texts: Sequence[str] = ()
+    scored: Callable[[], list[rewards.Scored]] | None = None
 
 
 class Pending(NamedTuple):
     """Completions that are being scored, a group a prompt."""
 
-    prompts: Sequence[Prompt]
     groups: Sequence[Group]
 
-    def wait(self) -> Experience:
-        """With the rewards, once all have come."""
+    def wait(self, version: int = 0) -> Experience:
+        """With the rewards, once all have come, for a policy that is at this version."""
+        rollouts = [group.rollout for group in self.groups]
+        versions = np.concatenate([group.versions for group in self.groups])
+        whole = Rollout(*map(np.concatenate, zip(*rollouts, strict=True)))
         return Experience(
-            self.prompts,
-            Rollout(*map(np.concatenate, zip(*(g.rollout for g in self.groups), strict=True))),
+            [group.prompt for group in self.groups],
+            whole,
             [words for group in self.groups for words in group.texts],
-            [scored for group in self.groups for scored in group.rewards.result()],
+            [one for group in self.groups if group.scored for one in group.scored()],
+            np.where(whole.mask, version - versions, 0),
         )
+
+
+def drawn(
+    policy: setup.Policy,
+    params: Params,
+    prompts: Sequence[Prompt],
+    key: Array,
+    config: RolloutConfig,
+    *,
+    sample_ids: Sequence[int] | None = None,
+    begun: Rollout | None = None,
+) -> Iterator[tuple[int, Rollout]]:
+    """(p, G completions of prompt p) as groups are done; all of them, unless some have `begun`.
+
+    Then it ends with a rollout's number of groups, and the others come as far as they are.
+    """
+    return rollout.sample_groups(
+        policy.model,
+        params,
+        [prompt.tokens for prompt in prompts],
+        key,
+        group_size=config.completions,
+        max_new_tokens=config.max_new_tokens,
+        sample_ids=sample_ids,
+        begun=begun,
+        enough=None if begun is None else config.prompts,
+        slots=config.slots,
+        cache_dtype=config.cache_dtype,
+        stop_ids=policy.tokenizer.eos_ids,
+        stop_strings=config.stop_strings,
+        tokenizer=policy.tokenizer,
+        capacity=rollout.Capacity(
+            rows=(config.prompts + config.spare) * config.completions,
+            prompts=config.prompts + config.spare,
+        ),
+        **config.distribution(),
+    )
 
 
 def sampled(
@@ -182,26 +284,17 @@ def sampled(
     So the reward's processes work while the device samples the other groups.
     """
     groups: dict[int, Group] = {}
-    finished = rollout.sample_groups(
-        policy.model,
-        params,
-        [prompt.tokens for prompt in prompts],
-        key,
-        group_size=config.completions,
-        max_new_tokens=config.max_new_tokens,
-        slots=config.slots,
-        cache_dtype=config.cache_dtype,
-        stop_ids=policy.tokenizer.eos_ids,
-        stop_strings=config.stop_strings,
-        tokenizer=policy.tokenizer,
-        capacity=rollout.Capacity(rows=config.rows, prompts=config.prompts),
-        **config.distribution(),
-    )
-    for number, drawn in finished:
-        items = items_of(policy, prompts[number], drawn)
-        texts = [item.completion for item in items]
-        groups[number] = Group(drawn, texts, scorer.submit(items))
-    return Pending(prompts, [groups[number] for number in range(len(prompts))])
+    for number, found in drawn(policy, params, prompts, key, config):
+        group = Group(prompts[number], found, np.zeros(found.tokens.shape, np.int32))
+        groups[number] = submitted(policy, group, scorer)
+    return Pending([groups[number] for number in range(len(prompts))])
+
+
+def submitted(policy: setup.Policy, group: Group, scorer: rewards.Scorer) -> Group:
+    """A group that is done, handed to the reward."""
+    items = items_of(policy, group.prompt, group.rollout)
+    texts = [item.completion for item in items]
+    return group._replace(texts=texts, scored=scorer.submit(items).result)
 
 
 def items_of(policy: setup.Policy, prompt: Prompt, drawn: Rollout) -> list[rewards.Item]:
@@ -232,7 +325,7 @@ def collect(
 
 
 class Rows(NamedTuple):
-    """Completions after their prompts as rows: a `TokenBatch` [B, T] and the sampler's logps."""
+    """Completions after their prompts as rows: a `TokenBatch` [B, T] and more of each token."""
 
     inputs: Any
     targets: Any
@@ -241,10 +334,14 @@ class Rows(NamedTuple):
     segment_ids: Any
     positions: Any
     sampler_logps: Any
+    staleness: Any
 
 
-def rows_of(experience: Experience) -> Rows:
-    """One row a completion, T rounded up to few sizes; weights are 1 on its tokens, else 0."""
+def rows_of(experience: Experience, stale_after: int | None = None) -> Rows:
+    """One row a completion, T rounded up to few sizes; weights are 1 on its tokens, else 0.
+
+    With `stale_after` they are 0 on tokens that are staler.
+    """
     sequences, drawn = [], experience.rollout
     for row, length in enumerate(drawn.lengths.tolist()):
         prompt = experience.prompts[row // experience.completions].tokens
@@ -253,9 +350,12 @@ def rows_of(experience: Experience) -> Rows:
         sequences.append(batches.shift(batches.Example(tokens, chosen, chosen.astype(np.float32))))
     width = shapes.bucket_length(max(len(sequence.inputs) for sequence in sequences))
     batch = batches.stack([batches.row_of([sequence], width) for sequence in sequences])
-    sampled = np.zeros(batch.inputs.shape, np.float32)
+    sampled, stale = np.zeros((2, *batch.inputs.shape), np.float32)
     sampled[batch.completion_mask] = drawn.logps[drawn.mask]
-    return Rows(*batch, sampler_logps=sampled)
+    stale[batch.completion_mask] = experience.staleness[drawn.mask]
+    if stale_after is not None:
+        batch = batch._replace(loss_weights=batch.loss_weights * (stale <= stale_after))
+    return Rows(*batch, sampler_logps=sampled, staleness=stale)
 
 
 def score_settings(config: RolloutConfig, model: Model) -> logps.Settings:
@@ -266,6 +366,20 @@ def score_settings(config: RolloutConfig, model: Model) -> logps.Settings:
         chunk=logps.CHUNK_TOKENS,
         entropies=True,
     )
+
+
+Importance = Literal["none", "truncated", "banded"]
+
+
+def correction(importance: Importance, old_logps: Array, sampler_logps: Array) -> Array | float:
+    """What loss weights are multiplied with, where a token was not drawn by the policy itself."""
+    if importance == "none":
+        return 1.0
+    factor = {
+        "truncated": loss_weights.truncated_importance,
+        "banded": loss_weights.banded_importance,
+    }[importance]
+    return factor(old_logps, sampler_logps)
 
 
 def make_scores(
@@ -370,7 +484,10 @@ def restarted(
 
 def agreement(old_logps: Array, rows: Rows) -> dict[str, float]:
     """How far the sampler's own numbers are from the trainer's, at the same parameters."""
-    gaps = np.abs(np.asarray(old_logps) - rows.sampler_logps)[rows.completion_mask]
+    same = rows.completion_mask & (rows.staleness == 0)
+    if not same.any():
+        return {}
+    gaps = np.abs(np.asarray(old_logps) - rows.sampler_logps)[same]
     name = "sampling/sampling_logp_difference"
     return {f"{name}/mean": float(np.mean(gaps)), f"{name}/max": float(np.max(gaps, initial=0.0))}
 

@@ -11,6 +11,7 @@ advantage is that of its completion within its group (arXiv 2402.03300). Then th
     GSPO     advantage: group_normalized  aggregation: sequence_mean       loss: gspo
     CISPO    advantage: group_normalized  aggregation: token_mean          loss: cispo
     RLOO     advantage: leave_one_out     aggregation: sequence_sum_mean   loss: reinforce
+    ReMax    advantage: greedy_baseline   aggregation: sequence_sum_mean   loss: reinforce
 
 Departures: 1. the paper does not state the clip, ours is 0.2; 2. no KL term unless `kl_coef` asks
 for one (the paper's is 0.04), and then k3 in the loss, as in the paper; 3. a completion that has no
@@ -33,6 +34,7 @@ import optax
 from jaxpost import (
     advantages,
     checkpoint,
+    coefficients,
     compact,
     logps,
     loss_weights,
@@ -49,7 +51,7 @@ from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import accuracy, experience, setup
+from jaxpost.recipes import accuracy, ahead, experience, setup
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
@@ -81,7 +83,11 @@ class Config:
         "contrast_scaled",
         "optimal_baseline",
         "reinforce_plus_plus_baseline",
+        "greedy_baseline",
     ] = option("group_normalized", "what is taken off a reward, and what it is divided by")
+    std_epsilon: float = option(
+        1e-6, "added to the deviation that rewards are divided by; TRL: 1e-4", above=0
+    )
     aggregation: Literal["sequence_mean", "token_mean", "sequence_sum_mean", "fixed_length"] = (
         option("sequence_mean", "from token losses to the update's loss")
     )
@@ -97,7 +103,15 @@ class Config:
         "k3", "its estimator: k3 as in the paper, k2 for the exact gradient"
     )
     entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0)
-    importance: Literal["none", "truncated", "banded"] = option(
+    entropy_target: float | None = option(
+        None,
+        "hold the entropy from below: the weight rises from entropy_coef by entropy_step a rollout "
+        "while it is under this, falls above, and counts only under it (Skywork-OR1)",
+        "nats a token",
+        above=0,
+    )
+    entropy_step: float = option(0.005, "see entropy_target", above=0)
+    importance: experience.Importance = option(
         "none",
         "weight by trainer / sampler probability of a token: up to 2, or 0 outside [0.5, 2]",
     )
@@ -123,7 +137,13 @@ class Config:
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
-        experience.check_groups(self.rollout)
+        if self.advantage != "greedy_baseline":
+            experience.check_groups(self.rollout)
+        if self.std_epsilon != 1e-6 and self.advantage not in NORMALIZED:
+            raise ValueError(f"std_epsilon is for advantage: {' or '.join(NORMALIZED)}")
+        if self.entropy_step != 0.005 and self.entropy_target is None:
+            raise ValueError("entropy_step is for entropy_target")
+        experience.check_importance(self.rollout, self.importance)
         if self.loss == "reinforce" and (self.clip_low or self.clip_high):
             raise ValueError("loss: reinforce has no clip; remove clip_low and clip_high")
         if self.kl != "k3" and not self.kl_coef:
@@ -149,11 +169,13 @@ class Config:
         return compares or not self.on_policy
 
 
-GROUPED = {
+NORMALIZED = {
     "group_normalized": advantages.group_normalized,
+    "batch_normalized": advantages.batch_normalized,
+}
+GROUPED = {
     "group_centered": advantages.group_centered,
     "leave_one_out": advantages.leave_one_out,
-    "batch_normalized": advantages.batch_normalized,
     "mean_normalized": advantages.mean_normalized,
     "contrast_scaled": advantages.contrast_scaled,
 }
@@ -164,7 +186,7 @@ class Batch(NamedTuple):
 
     `read` is what the model reads, as rows or in fewer (`compact`). `loss_weights` are 1 on the
     tokens to train, until `make_update` fixes them over its update. On policy `old_logps` are not
-    looked at.
+    looked at. `entropy_weights` are the bonus's coefficient.
     """
 
     read: Any
@@ -175,6 +197,7 @@ class Batch(NamedTuple):
     old_logps: Any
     sampler_logps: Any
     ref_logps: Any
+    entropy_weights: Any
 
 
 class Given(NamedTuple):
@@ -184,12 +207,13 @@ class Given(NamedTuple):
     advantages: Array
     old_logps: Array
     ref_logps: Array
+    entropy_weights: Array
 
 
 def given_of(batch: Batch) -> Given:
     """Without a reference the old log-probabilities stand in, and nothing looks at them."""
     ref = batch.old_logps if batch.ref_logps is None else batch.ref_logps
-    return Given(batch.loss_weights, batch.advantages, batch.old_logps, ref)
+    return Given(batch.loss_weights, batch.advantages, batch.old_logps, ref, batch.entropy_weights)
 
 
 def make_objective(config: Config, model: Model) -> train_step.Objective:
@@ -203,8 +227,8 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
             loss = policy_loss(scores.logps, given, batch)
             if config.kl_coef:
                 loss += config.kl_coef * kl_term(config, scores.logps, given)
-            if config.entropy_coef:
-                loss += config.entropy_coef * losses.entropy_bonus(scores.entropies)
+            if config.entropy_coef or config.entropy_target is not None:
+                loss += given.entropy_weights * losses.entropy_bonus(scores.entropies)
             return given.loss_weights * loss
 
         given, hidden = given_of(batch), compact.hidden(model, params, batch.read)
@@ -280,9 +304,16 @@ def measures(config: Config, scores: logps.TokenScores, given: Given) -> dict[st
 
 
 def make_batch(
-    config: Config, found: Experience, rows: experience.Rows, old: Array, ref: Array | None
+    config: Config,
+    found: Experience,
+    rows: experience.Rows,
+    old: Array,
+    ref: Array | None,
+    *,
+    entropy_weight: float = 0.0,
+    greedy: Array | None = None,
 ) -> Batch:
-    """Advantages from rewards, and which tokens are trained."""
+    """Advantages from rewards, and which tokens are trained; `greedy` [P] are ReMax's baselines."""
     trained = ~np.isnan(found.rewards)
     if config.mask_truncated:
         trained &= ~found.truncated
@@ -291,14 +322,17 @@ def make_batch(
         targets=rows.targets,
         completion_mask=rows.completion_mask,
         loss_weights=rows.loss_weights * trained.reshape(-1, 1),
-        advantages=token_advantages(config, found, rows.completion_mask),
+        advantages=token_advantages(config, found, rows.completion_mask, greedy),
         old_logps=old,
         sampler_logps=rows.sampler_logps,
         ref_logps=ref,
+        entropy_weights=np.where(rows.completion_mask, np.float32(entropy_weight), 0.0),
     )
 
 
-def token_advantages(config: Config, found: Experience, mask: Any) -> Array:
+def token_advantages(
+    config: Config, found: Experience, mask: Any, greedy: Array | None = None
+) -> Array:
     """[B, T]: each completion's advantage at its tokens, of the shaped rewards."""
     values, lengths, mask = (
         jnp.asarray(found.rewards),
@@ -314,7 +348,58 @@ def token_advantages(config: Config, found: Experience, mask: Any) -> Array:
         return advantages.reinforce_plus_plus_baseline(values, mask)
     if config.advantage == "optimal_baseline":
         return advantages.per_token(advantages.optimal_baseline(values, lengths), mask)
+    if config.advantage == "greedy_baseline":
+        assert greedy is not None
+        return advantages.per_token(advantages.greedy_baseline(values, greedy), mask)
+    if config.advantage in NORMALIZED:
+        scaled = NORMALIZED[config.advantage](values, epsilon=config.std_epsilon)
+        return advantages.per_token(scaled, mask)
     return advantages.per_token(GROUPED[config.advantage](values), mask)
+
+
+def greedy_rewards(
+    config: Config,
+    policy: setup.Policy,
+    params: Params,
+    found: Experience,
+    key: Array,
+    scorer: rewards.Scorer,
+    watch: writer.Stopwatch,
+) -> Array | None:
+    """[P], of each prompt's most probable completion, for ReMax; NaN where it has no reward."""
+    if config.advantage != "greedy_baseline":
+        return None
+    greedy = accuracy.greedy(config.rollout)
+    one = experience.collect(policy, params, found.prompts, key, greedy, scorer, watch)
+    return jnp.asarray(one.rewards[:, 0])
+
+
+class EntropyController:
+    """The weight of the entropy bonus: fixed, or adapting to `entropy_target`.
+
+    The entropy that it goes by is that of the rollout before, as its update measured it.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._coef, self.weight = config.entropy_coef, config.entropy_coef
+
+    def adapt(self, entropy: float) -> None:
+        """`entropy` in nats a token, of the last rollout."""
+        if self._config.entropy_target is not None:
+            coef, weight = coefficients.adaptive_entropy(
+                self._coef,
+                entropy,
+                target=self._config.entropy_target,
+                step=self._config.entropy_step,
+            )
+            self._coef, self.weight = float(coef), float(weight)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"coef": self._coef, "weight": self.weight}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._coef, self.weight = state["coef"], state["weight"]
 
 
 def weighted(config: Config, batch: Batch) -> Batch:
@@ -329,13 +414,8 @@ def weighted(config: Config, batch: Batch) -> Batch:
             "token_mean": loss_weights.token_mean,
             "sequence_sum_mean": loss_weights.sequence_sum_mean,
         }[config.aggregation](chosen)
-    if config.importance != "none":
-        factor = {
-            "truncated": loss_weights.truncated_importance,
-            "banded": loss_weights.banded_importance,
-        }[config.importance](batch.old_logps, batch.sampler_logps)
-        weights *= factor
-    return batch._replace(loss_weights=weights)
+    factor = experience.correction(config.importance, batch.old_logps, batch.sampler_logps)
+    return batch._replace(loss_weights=weights * factor)
 
 
 def make_update(
@@ -361,32 +441,29 @@ def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
     return out | {name: metrics.ratio(value, tokens) for name, value in total.items()}
 
 
-def rollout_of(
+def refilled(
     config: Config,
     policy: setup.Policy,
     params: Params,
+    seen: Experience,
     data: prompt_data.PromptStream,
     key: Array,
     scorer: rewards.Scorer,
     watch: writer.Stopwatch,
 ) -> tuple[Experience, dict[str, float]]:
-    """A rollout's experience; with dynamic sampling, of prompts that are solved now and then.
+    """What is trained of a rollout: with dynamic sampling, prompts that are solved now and then.
 
     Raises:
       ValueError: after all refills no group has both right and wrong completions.
     """
-
-    def sampled(key: Array) -> Experience:
-        prompts = data.take(config.rollout.prompts)
-        return experience.collect(policy, params, prompts, key, config.rollout, scorer, watch)
-
-    seen = sampled(key)
     if not config.dynamic_sampling:
         return seen, {}
     for refill in range(1, config.refills + 1):
         if len(mixed(config, seen)) >= config.rollout.prompts:
             break
-        seen = experience.join([seen, sampled(jax.random.fold_in(key, refill))])
+        prompts, here = data.take(config.rollout.prompts), jax.random.fold_in(key, refill)
+        more = experience.collect(policy, params, prompts, here, config.rollout, scorer, watch)
+        seen = experience.join([seen, more])
     return chosen(config, seen)
 
 
@@ -437,7 +514,18 @@ def train(config: Config) -> int:
         scorer = stack.enter_context(rewards.Scorer(config.reward))
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         reference = experience.starting_point(policy) if config.kl_coef else None
-        start, state, counters = setup.resume(run, saver, state, policy.trainable, data)
+        rollouts = ahead.Rollouts(
+            policy,
+            config.rollout,
+            scorer,
+            lambda _, count: data.take(count),
+            data.prompt,
+            steps=config.steps,
+            key=key,
+        )
+        entropy = EntropyController(config)
+        source = experience.Together({"prompts": data, "rollouts": rollouts, "entropy": entropy})
+        start, state, counters = setup.resume(run, saver, state, policy.trainable, source)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer)
@@ -450,9 +538,12 @@ def train(config: Config) -> int:
                 out.write(0, evaluate(0, state.params))
         for step in range(start + 1, config.steps + 1):
             here = jax.random.fold_in(key, step)
-            found, counts = rollout_of(config, policy, state.params, data, here, scorer, watch)
-            rows = experience.rows_of(found)
+            found = rollouts.next(step, state.params, watch)
+            found, counts = refilled(config, policy, state.params, found, data, here, scorer, watch)
+            rows = experience.rows_of(found, config.rollout.stale_after)
             out.write(step, {**experience.summary(found), **counts, "epoch": data.epoch})
+            if config.rollout.off_policy:
+                out.write(step, ahead.staleness(found))
             with watch.part("logps"):
                 old, ref = rows.sampler_logps, None
                 if config.scores_old(step):
@@ -462,7 +553,10 @@ def train(config: Config) -> int:
                     frozen = train_step.merge(reference, state.params, policy.trainable)
                     ref = score(frozen, rows)
                 jax.block_until_ready((old, ref))
-            batch = make_batch(config, found, rows, old, ref)
+            greedy = greedy_rewards(config, policy, state.params, found, here, scorer, watch)
+            batch = make_batch(
+                config, found, rows, old, ref, entropy_weight=entropy.weight, greedy=greedy
+            )
             out.samples(step, experience.records(found, batch.advantages, config.samples))
             with watch.part("update"):
                 sums = []
@@ -473,6 +567,9 @@ def train(config: Config) -> int:
                 jax.block_until_ready(state.step)
             measured = {**summary(sums), "learning_rate": rate}
             setup.check(out.write(step, measured))
+            if config.entropy_target is not None:
+                out.write(step, {"entropy_coef": entropy.weight})
+                entropy.adapt(float(measured["entropy"]))
             out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
             stopping, scores = run.should_stop(step), {}
             with meter.pause():
@@ -482,7 +579,9 @@ def train(config: Config) -> int:
                 out.write(step, watch.lap())
                 if saver.due(step) or stopping or step == config.steps:
                     setup.check(out.flush())
-                    setup.save(saver, step, state, policy.trainable, data, meter, resolved, scores)
+                    setup.save(
+                        saver, step, state, policy.trainable, source, meter, resolved, scores
+                    )
                 saver.check()
             if stopping:
                 return run.exit_code

@@ -5,9 +5,15 @@ centred reward, `epochs` · `minibatches` updates descend (A − τ l)² / 2τ (
 2501.12599, eq. 3; K2, arXiv 2507.20534). There is no clip, no value network and no importance
 weight, and the optimizer starts anew with each rollout, since the objective is a new one.
 
+    Kimi k1.5    loss: pmd  length_weight  curriculum  choose: prioritised
+                 rollout.spare (partial rollouts)  rollout.stale_after: 0 (newest segment trained)
+    Kimi K2      loss: pmd
+    Kimi K2.5    loss: pmd_token  log_low  log_high  (arXiv 2602.02276)
+    OpenKimi     loss: pmd  per_length: true  baseline: leave_one_out
+
 Departures: 1. the square is divided by 2τ, so that τ does not scale the step; 2. τ is not disclosed
-in the reports, ours is 0.1; 3. `per_length` divides a completion's loss by its length, which the
-reports do not.
+in the reports, ours is 0.1; 3. a partial rollout ends when its number of groups is done, not at a
+number of tokens, so that all updates have one shape.
 
     jaxpost quickstart --method pmd
 """
@@ -27,6 +33,7 @@ from jaxpost import (
     checkpoint,
     compact,
     logps,
+    loss_weights,
     losses,
     metrics,
     optimizers,
@@ -40,7 +47,7 @@ from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import accuracy, experience, setup
+from jaxpost.recipes import accuracy, ahead, experience, setup
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
@@ -62,9 +69,13 @@ class Config:
     minibatches: int = option(4, "updates of a pass, over as many parts of the rollout", least=1)
     microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     tau: float = option(0.1, "weight of staying near the policy that sampled", above=0)
-    loss: Literal["pmd", "mirror_descent"] = option(
-        "pmd", "pmd: regression; mirror_descent: the step itself, with importance weights"
+    loss: Literal["pmd", "mirror_descent", "pmd_token"] = option(
+        "pmd",
+        "pmd: regression; mirror_descent: the step itself, with importance weights; pmd_token: by "
+        "tokens, without policy gradient where log(ratio) is outside log_low to log_high (K2.5)",
     )
+    log_low: float | None = option(None, "see loss: pmd_token; below 0", "nats", most=0)
+    log_high: float | None = option(None, "see loss: pmd_token; above 0", "nats", least=0)
     baseline: Literal["mean", "leave_one_out", "partition", "leave_one_out_partition"] = option(
         "mean", "what is taken off a reward: of the group, of its others, or tau · log mean exp"
     )
@@ -96,6 +107,22 @@ class Config:
         optimizers.check_warmup(self.optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
         experience.check_groups(self.rollout)
+        if self.loss == "mirror_descent" and self.rollout.off_policy:
+            raise ValueError(
+                "loss: mirror_descent weighs tokens by the policy before the update, which must "
+                "have drawn them; with rollout.staleness or rollout.spare use loss: pmd, a "
+                "regression that holds for tokens of any policy"
+            )
+        window = None not in (self.log_low, self.log_high)
+        if (self.loss == "pmd_token") != window or (self.log_low is None) != (
+            self.log_high is None
+        ):
+            raise ValueError(
+                "log_low and log_high are both set with loss: pmd_token (their report gives no "
+                "numbers; -0.5 and 0.3 are an example), and not with another loss"
+            )
+        if self.loss == "pmd_token" and self.per_length:
+            raise ValueError("loss: pmd_token is a mean over tokens; remove per_length")
         if (self.curriculum is None) != (self.curriculum_steps == 0):
             raise ValueError("curriculum and curriculum_steps are set together, or neither")
         if self.length_after and not self.length_weight:
@@ -108,43 +135,53 @@ class Config:
 
 
 class Batch(NamedTuple):
-    """Completions as rows [B, T]; the last three are one number a completion [B].
+    """Completions as rows [B, T]; the last two are one number a completion [B].
 
-    `read` is what the model reads, as rows or in fewer (`compact`). `old_logps` are sums over the
-    completion. `loss_weights` are 1 for completions to train on,
-    until `make_update` fixes them over its update.
+    `read` is what the model reads, as rows or in fewer (`compact`). `trained` are the tokens to
+    train on, outside of which `old_logps` are 0. `loss_weights` are 1 for completions to train on,
+    until `make_update` fixes them over its update, for `pmd_token` as [B, T].
     """
 
     read: Any
     targets: Any
     completion_mask: Any
-    advantages: Any
+    trained: Any
     old_logps: Any
+    advantages: Any
     loss_weights: Any
 
 
 def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the completions given."""
     settings = experience.score_settings(config.rollout, model)
-    loss_of = {"pmd": losses.pmd, "mirror_descent": losses.mirror_descent}[config.loss]
+    whole = {"pmd": losses.pmd, "mirror_descent": losses.mirror_descent}
+
+    def loss_of(new: Array, batch: Batch) -> Array:
+        """By completion [B], or by token [B, T]."""
+        if config.loss == "pmd_token":
+            window = {"log_low": config.log_low or 0.0, "log_high": config.log_high or 0.0}
+            gains = jnp.where(batch.trained, batch.advantages[:, None], 0.0)
+            return losses.pmd_token(new, batch.old_logps, gains, tau=config.tau, **window)
+        new, old = jnp.sum(new, axis=1), jnp.sum(batch.old_logps, axis=1)
+        return whole[config.loss](new, old, batch.advantages, tau=config.tau)
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
         hidden = compact.hidden(model, params, batch.read)
         scores = logps.score_hidden(
             hidden, model.head(params), batch.targets, batch.completion_mask, settings
         )
-        new = jnp.sum(scores.logps, axis=1)
-        loss = loss_of(new, batch.old_logps, batch.advantages, tau=config.tau)
-        return jnp.sum(batch.loss_weights * loss), measures(scores, new, batch)
+        new = jnp.where(batch.trained, scores.logps, 0.0)
+        return jnp.sum(batch.loss_weights * loss_of(new, batch)), measures(scores, new, batch)
 
     return objective
 
 
 def measures(scores: logps.TokenScores, new: Array, batch: Batch) -> dict[str, Array]:
     """Sums over completions and tokens that are trained; `summary` divides them."""
-    trained = batch.loss_weights != 0
+    weighed = batch.loss_weights != 0
+    trained = weighed if weighed.ndim == 1 else jnp.any(weighed, axis=1)
     tokens = jnp.where(trained, jnp.sum(batch.completion_mask, axis=1), 0)
-    moved = jnp.where(trained, new - batch.old_logps, 0.0)
+    moved = jnp.where(trained, jnp.sum(new - batch.old_logps, axis=1), 0.0)
     out = {
         "sequences": jnp.sum(trained, dtype=jnp.float32),
         "tokens": jnp.sum(tokens, dtype=jnp.float32),
@@ -163,8 +200,9 @@ def make_batch(
         read=experience.plain(rows),
         targets=rows.targets,
         completion_mask=rows.completion_mask,
+        trained=rows.loss_weights != 0,
+        old_logps=jnp.where(rows.loss_weights != 0, old, 0.0),
         advantages=centred_rewards(config, step, found).reshape(-1),
-        old_logps=jnp.sum(old, axis=1),
         loss_weights=~np.isnan(found.rewards).reshape(-1),
     )
 
@@ -187,11 +225,14 @@ def centred_rewards(config: Config, step: int, found: Experience) -> Array:
 
 
 def weighted(config: Config, batch: Batch) -> Batch:
-    """Fixes the weights over the whole update: a mean over its completions."""
+    """Fixes the weights over the whole update: a mean over its completions, or over its tokens."""
+    if config.loss == "pmd_token":
+        tokens = batch.trained & batch.loss_weights[:, None]
+        return batch._replace(loss_weights=loss_weights.token_mean(tokens))
     chosen = batch.loss_weights.astype(jnp.float32)
     count = jnp.maximum(jnp.sum(chosen), 1.0)
     if config.per_length:
-        chosen /= jnp.maximum(jnp.sum(batch.completion_mask, axis=1), 1)
+        chosen /= jnp.maximum(jnp.sum(batch.trained, axis=1), 1)
     return batch._replace(loss_weights=chosen / count)
 
 
@@ -252,9 +293,8 @@ class Chooser:
         if config.curriculum is not None:
             self._order = np.argsort(data.column(config.curriculum), kind="stable")
 
-    def take(self, step: int) -> list[prompt_data.Prompt]:
-        """The prompts of the rollout of this step."""
-        count = self._config.rollout.prompts
+    def take(self, step: int, count: int) -> list[prompt_data.Prompt]:
+        """The prompts to begin with for the rollout of this step."""
         if self._config.choose == "shuffled" and self._order is None:
             return self._data.take(count)
         weights = np.ones(self._data.rows)
@@ -301,7 +341,11 @@ def train(config: Config) -> int:
         chooser = Chooser(config, data)
         scorer = stack.enter_context(rewards.Scorer(config.reward))
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-        start, state, counters = setup.resume(run, saver, state, policy.trainable, chooser)
+        rollouts = ahead.Rollouts(
+            policy, config.rollout, scorer, chooser.take, data.prompt, steps=config.steps, key=key
+        )
+        source = experience.Together({"prompts": chooser, "rollouts": rollouts})
+        start, state, counters = setup.resume(run, saver, state, policy.trainable, source)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
         update = make_update(config, policy, optimizer)
@@ -314,12 +358,12 @@ def train(config: Config) -> int:
                 out.write(0, evaluate(0, state.params))
         for step in range(start + 1, config.steps + 1):
             here = jax.random.fold_in(key, step)
-            found = experience.collect(
-                policy, state.params, chooser.take(step), here, config.rollout, scorer, watch
-            )
+            found = rollouts.next(step, state.params, watch)
             chooser.learn(found)
-            rows = experience.rows_of(found)
+            rows = experience.rows_of(found, config.rollout.stale_after)
             out.write(step, {**experience.summary(found), "epoch": data.epoch})
+            if config.rollout.off_policy:
+                out.write(step, ahead.staleness(found))
             with watch.part("logps"):
                 old = jax.block_until_ready(score(state.params, rows))
             if (step - 1) % config.check_every == 0:
@@ -345,7 +389,7 @@ def train(config: Config) -> int:
                 if saver.due(step) or stopping or step == config.steps:
                     setup.check(out.flush())
                     setup.save(
-                        saver, step, state, policy.trainable, chooser, meter, resolved, scores
+                        saver, step, state, policy.trainable, source, meter, resolved, scores
                     )
                 saver.check()
             if stopping:

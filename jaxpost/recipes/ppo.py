@@ -47,7 +47,7 @@ from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models import heads
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import accuracy, experience, setup
+from jaxpost.recipes import accuracy, ahead, experience, setup
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
@@ -103,6 +103,10 @@ class Config:
         least=-1e6,
         most=1e6,
     )
+    importance: experience.Importance = option(
+        "none",
+        "weight by trainer / sampler probability of a token: up to 2, or 0 outside [0.5, 2]",
+    )
     check_every: int = option(
         50, "report how far the sampler's log-probabilities are off", "rollouts", least=1
     )
@@ -118,6 +122,7 @@ class Config:
         optimizers.check_warmup(self.optimizer, self.updates)
         optimizers.check_warmup(self.critic_optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
+        experience.check_importance(self.rollout, self.importance)
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target adapts kl_coef, which is 0; give it a start, such as 0.15")
         if self.critic == "prompt" and (self.lam, self.gamma) != (0.95, 1.0):
@@ -147,6 +152,7 @@ class Batch(NamedTuple):
     loss_weights: Any
     value_weights: Any
     old_logps: Any
+    sampler_logps: Any
     advantages: Any
     values: Any
     returns: Any
@@ -296,7 +302,9 @@ def make_update(
         of_values = weights
         if config.critic == "prompt":  # one value a completion, however long
             of_values = loss_weights.sequence_mean(batch.loss_weights)
-        return step(state, batch._replace(loss_weights=weights, value_weights=of_values))
+        factor = experience.correction(config.importance, batch.old_logps, batch.sampler_logps)
+        batch = batch._replace(loss_weights=weights * factor, value_weights=of_values)
+        return step(state, batch)
 
     return jax.jit(update, donate_argnums=0)
 
@@ -339,6 +347,7 @@ def make_batch(
         loss_weights=weights,
         value_weights=weights,
         old_logps=old,
+        sampler_logps=rows.sampler_logps,
         advantages=gains,
         values=values,
         returns=returns,
@@ -398,7 +407,16 @@ def train(config: Config) -> int:
         saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         reference = experience.starting_point(policy) if config.kl_coef else None
         controller = KLController(config)
-        source = experience.Together({"prompts": data, "kl_coef": controller})
+        rollouts = ahead.Rollouts(
+            policy,
+            config.rollout,
+            scorer,
+            lambda _, count: data.take(count),
+            data.prompt,
+            steps=config.steps,
+            key=key,
+        )
+        source = experience.Together({"prompts": data, "rollouts": rollouts, "kl_coef": controller})
         start, state, counters = setup.resume(run, saver, state, trainable, source)
         print(*data.summary, sep="\n")
         out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
@@ -413,17 +431,11 @@ def train(config: Config) -> int:
                 out.write(0, evaluate(0, state.params["policy"]))
         for step in range(start + 1, config.steps + 1):
             here = jax.random.fold_in(key, step)
-            found = experience.collect(
-                policy,
-                state.params["policy"],
-                data.take(config.rollout.prompts),
-                here,
-                config.rollout,
-                scorer,
-                watch,
-            )
-            rows = experience.rows_of(found)
+            found = rollouts.next(step, state.params["policy"], watch)
+            rows = experience.rows_of(found, config.rollout.stale_after)
             out.write(step, {**experience.summary(found), "epoch": data.epoch})
+            if config.rollout.off_policy:
+                out.write(step, ahead.staleness(found))
             with watch.part("logps"):
                 old = score(state.params["policy"], rows)
                 values = evaluate_values(state.params, rows)

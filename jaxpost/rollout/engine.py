@@ -86,6 +86,7 @@ class Engine:
         self.prefixes: list[Prefix] = []
         self.held: list[Waiting | None] = [None] * shapes.widths[0]
         self.seen = [0] * shapes.widths[0]  # tokens in which no stop string was found
+        self.stopped = False
         self.sampled = self.left = 0  # tokens drawn in all, and those of completions that ended
         slots = _empty(forward, shapes.widths[0], shapes.length, shapes.new_tokens, key)
         for width in shapes.widths[1:]:  # compiled now, so that nothing is later
@@ -93,14 +94,14 @@ class Engine:
         self.slots = self.decoded(slots, 0, 0)
 
     def run(self, *, promptly: bool = False, budget: int | None = None) -> Iterator[list[Ended]]:
-        """Completions as they end; those that `budget` leaves unfinished come last.
+        """Completions as they end; those that `budget` or `stop` leave unfinished come last.
 
         Args:
           promptly: hand them out soon after they end, though no other waits for the slot.
           budget: tokens to draw in all; the last step may draw one for each slot beyond it.
         """
         ended: list[Ended] = []
-        while budget is None or self.sampled < budget:
+        while not self.stopped and (budget is None or self.sampled < budget):
             self.fill()
             self.narrow()
             if not self.running():
@@ -110,6 +111,10 @@ class Engine:
                 yield ended  # the device goes on meanwhile
             ended = self.collect()
         yield ended + self.unfinished()
+
+    def stop(self) -> None:
+        """Ends `run` after what the device is at; tokens drawn by then are kept."""
+        self.stopped = True
 
     def running(self) -> int:
         return sum(one is not None for one in self.held)

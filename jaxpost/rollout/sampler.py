@@ -132,6 +132,7 @@ def sample_groups(
     limits: text.Ids | None = None,
     begun: Rollout | None = None,
     budget: int | None = None,
+    enough: int | None = None,
     slots: int | None = None,
     cache_dtype: str | None = None,
     sharding: jax.sharding.NamedSharding | None = None,
@@ -148,8 +149,8 @@ def sample_groups(
 
     Yields (p, the G completions of prompt p), in the order in which they are done; the device goes
     on with the others meanwhile. Together they are what `sample` gives for every prompt G times in
-    a row, and `sample_ids`, `limits` and `begun` have these P · G rows. Groups that `budget` leaves
-    unfinished come last.
+    a row, and `sample_ids`, `limits` and `begun` have these P · G rows. Sampling ends when `enough`
+    groups are done, or with `budget`; then the others come, done or as far as they are.
 
     Raises:
       ValueError: as `sample`, when the first group is asked for.
@@ -177,14 +178,19 @@ def sample_groups(
         sharding,
     )
     missing = np.sum((result.stop_reasons == UNFINISHED).reshape(-1, group_size), axis=1)
-    for group in np.flatnonzero(missing == 0):
-        yield int(group), group_of(result, int(group), group_size)
+    for group in np.flatnonzero(missing == 0).tolist():
+        yield group, group_of(result, group, group_size)
+    if enough is not None and np.sum(missing == 0) >= enough:
+        running.stop()
     for ended in running.run(promptly=True, budget=budget):
         for one in ended:
             add(result, one)
-            missing[one.row // group_size] -= 1
-            if missing[one.row // group_size] == 0:
-                yield one.row // group_size, group_of(result, one.row // group_size, group_size)
+            group = one.row // group_size
+            missing[group] -= 1
+            if missing[group] == 0:
+                yield group, group_of(result, group, group_size)
+        if enough is not None and np.sum(missing == 0) >= enough:
+            running.stop()
 
 
 def group_of(rollout: Rollout, group: int, size: int) -> Rollout:
