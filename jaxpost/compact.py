@@ -79,8 +79,8 @@ def lay_out(read: Plain, mask: Any, parts: int, width: int) -> tuple[np.ndarray,
       width: of the model, to weigh tokens saved against keys looked at in vain.
 
     Returns:
-      The order [B], and a layout with leaves [parts, R, L] and `places` [parts, B / parts, T]. L is
-      a power of two and R is rounded up by a quarter at most, so that few shapes are compiled.
+      The order [B], and a layout with leaves [parts, R, L] and `places` [parts, B / parts, T]. R
+      and L are rounded up by a quarter at most, so that few shapes are compiled.
     """
     whole = Sequences(
         np.asarray(read.inputs),
@@ -92,7 +92,7 @@ def lay_out(read: Plain, mask: Any, parts: int, width: int) -> tuple[np.ndarray,
     plans = [trees(sequences, width) for sequences in several]
     total = max(sum(tree.length for tree in plan) for plan in plans)
     longest = max(tree.length for plan in plans for tree in plan)
-    length = 1 << (max(longest, min(total, ROW)) - 1).bit_length()
+    length = rounded(max(longest, min(total, ROW)))
     bins = [batches.best_fit_decreasing([t.length for t in plan], length) for plan in plans]
     rows = rounded(max(map(len, bins)))
     shape = (parts, rows, length)

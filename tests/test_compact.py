@@ -85,7 +85,7 @@ def test_a_prompt_is_read_once():
         for number, prompt in enumerate(PROMPTS)
     ]
     assert np.count_nonzero(layout.segment_ids) == sum(per_prompt)
-    assert layout.inputs.shape == (1, 1, 64)
+    assert layout.inputs.shape == (1, 1, 48)
 
 
 def test_each_part_holds_neighbours_and_indexes_its_own_tokens():

@@ -11,8 +11,12 @@ import pytest
 
 from jaxpost import loss_weights, losses
 
-# Losses that are differentiable in more than their first argument, and in how many.
-DIFFERENTIABLE: dict[str, int] = {}
+
+def positional(function) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+
+
 # Hyper-parameters without a default.
 HYPER = {
     "pmd": {"tau": 0.5},
@@ -22,10 +26,19 @@ HYPER = {
 LOSSES = {
     name: functools.partial(getattr(losses, name), **HYPER.get(name, {})) for name in losses.__all__
 }
-# Per sequence, and not zero at zero: a value of ½ and a win rate of 0 are wrong.
-NOT_ZERO = {"value_bce", "self_play_preference"}
+PAIRED = {name for name in LOSSES if positional(LOSSES[name])[0].startswith("chosen_")}
+# In how many arguments a loss is differentiable, if not in one.
+DIFFERENTIABLE = {name: 2 for name in PAIRED} | {
+    **{"soft_bradley_terry": 2, "ordered_logit": 4, "xpo": 3},
+}
+# Per sequence, and not zero at zero: a value of ½, a win rate of 0 and equal rewards are wrong.
+NOT_ZERO = {
+    *{"value_bce", "self_play_preference", "kto", "bco", "soft_bradley_terry", "ordered_logit"},
+    *PAIRED,
+}
 # Their gradient is meant not to be their value's slope.
-STRAIGHT_THROUGH = {"dft", "cispo", "vespo", "gspo_token", "kl_k3_plus"}
+STRAIGHT_THROUGH = {"dft", "cispo", "vespo", "gspo_token", "kl_k3_plus", "nash_md"}
+LISTWISE = {"plackett_luce"}  # a term depends on more than its own row
 
 # Logits of three positions over three words; the tokens read and predicted are 0 → 1 → 2 → 1... of
 # which the last two were written by the assistant.
@@ -34,11 +47,6 @@ TARGETS = jnp.array([[1, 2, 1]])
 COMPLETION = jnp.array([[False, True, True]])
 LOGPS = jnp.take_along_axis(jax.nn.log_softmax(LOGITS), TARGETS[..., None], axis=-1)[..., 0]
 ZERO_OUTSIDE = jnp.where(COMPLETION, LOGPS, 0.0)
-
-
-def positional(function) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
 
 
 def test_nll_of_three_tokens():
@@ -83,22 +91,23 @@ def test_values_and_gradients_are_finite_at_any_finite_input(name):
     choices = [wild[word.endswith(("logps", "ratios"))] for word in positional(LOSSES[name])]
     arguments = [jnp.asarray(column) for column in zip(*itertools.product(*choices), strict=True)]
     weights = jnp.arange(len(arguments[0])) % 2
-
-    def total(first):
-        return jnp.sum(weights * LOSSES[name](first, *arguments[1:]))
-
+    argnums = tuple(range(DIFFERENTIABLE.get(name, 1)))
+    gradients = jax.grad(lambda *given: jnp.sum(weights * LOSSES[name](*given)), argnums)
     assert np.all(np.isfinite(LOSSES[name](*arguments)))
-    assert np.all(np.isfinite(jax.grad(total)(arguments[0])))
+    assert np.all(np.isfinite(gradients(*arguments)))
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - STRAIGHT_THROUGH))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - STRAIGHT_THROUGH - LISTWISE))
 def test_gradients_are_slopes(name):
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(1), len(positional(LOSSES[name])))
-        first, *rest = (jax.random.normal(key, (40,), "float64") for key in keys)
-        gradient = jax.grad(lambda x: jnp.sum(LOSSES[name](x, *rest)))(first)
-        ahead, behind = (LOSSES[name](first + step, *rest) for step in (1e-6, -1e-6))
-        np.testing.assert_allclose(gradient, (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-7)
+        given = [jax.random.normal(key, (40,), "float64") for key in keys]
+        for n in range(DIFFERENTIABLE.get(name, 1)):
+            gradient = jax.grad(lambda *x: jnp.sum(LOSSES[name](*x)), n)(*given)
+            ahead, behind = (
+                LOSSES[name](*given[:n], given[n] + step, *given[n + 1 :]) for step in (1e-6, -1e-6)
+            )
+            np.testing.assert_allclose(gradient, (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
