@@ -350,7 +350,8 @@ def rows_of(experience: Experience, stale_after: int | None = None) -> Rows:
         sequences.append(batches.shift(batches.Example(tokens, chosen, chosen.astype(np.float32))))
     width = shapes.bucket_length(max(len(sequence.inputs) for sequence in sequences))
     batch = batches.stack([batches.row_of([sequence], width) for sequence in sequences])
-    sampled, stale = np.zeros((2, *batch.inputs.shape), np.float32)
+    sampled = np.zeros(batch.inputs.shape, np.float32)
+    stale = np.zeros_like(sampled)
     sampled[batch.completion_mask] = drawn.logps[drawn.mask]
     stale[batch.completion_mask] = experience.staleness[drawn.mask]
     if stale_after is not None:

@@ -426,6 +426,10 @@ def train(config: Config) -> int:
         evaluate = accuracy.make_evaluation(config, policy, scorer, out)
         meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
 
+        setup.tell_of_schedule(run.changed, config.optimizer, start, config.updates // config.steps)
+        setup.tell_of_schedule(
+            run.changed, config.critic_optimizer, start, config.updates // config.steps
+        )
         if start == 0:
             with meter.pause():
                 out.write(0, evaluate(0, state.params["policy"]))

@@ -241,14 +241,20 @@ def tell_of_passes(one: float, steps: int) -> None:
 
 
 def tell_of_schedule(
-    changed: Sequence[runs.Change], config: optimizers.OptimizerConfig, step: int
+    changed: Sequence[runs.Change],
+    config: optimizers.OptimizerConfig,
+    step: int,
+    updates: int = 1,
 ) -> None:
-    """Warns where a change of `steps` makes the learning rate jump from one job to the next."""
+    """Warns where a change of `steps` makes the learning rate jump from one job to the next.
+
+    `updates` are those of a step.
+    """
     for change in changed:
-        if change.key != "steps" or config.warmup >= min(change.old, change.new):
+        if change.key != "steps" or config.warmup >= min(change.old, change.new) * updates:
             continue
         before, now = (
-            float(optimizers.make_schedule(config, steps)(step))
+            float(optimizers.make_schedule(config, steps * updates)(step * updates))
             for steps in (change.old, change.new)
         )
         if before != now:
