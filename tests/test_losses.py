@@ -38,7 +38,7 @@ NOT_ZERO = {
 }
 # Their gradient is meant not to be their value's slope.
 STRAIGHT_THROUGH = {"dft", "cispo", "vespo", "gspo_token", "kl_k3_plus", "nash_md"}
-LISTWISE = {"plackett_luce"}  # a term depends on more than its own row
+LISTWISE = {"plackett_luce", "aot_unpaired"}  # a term depends on more than its own row
 
 # Logits of three positions over three words; the tokens read and predicted are 0 → 1 → 2 → 1... of
 # which the last two were written by the assistant.
