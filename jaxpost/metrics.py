@@ -4,10 +4,11 @@ A mean is one division, of sums over all that was counted; means of microbatches
 never averaged.
 """
 
+import jax
 import jax.numpy as jnp
 
 from jaxpost import ratios
-from jaxpost.typing import Array, Float, Mask, PerToken
+from jaxpost.typing import Array, Float, Mask, PerSequence, PerToken
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
@@ -72,3 +73,30 @@ def equal_groups(rewards: Float[Array, "P G"]) -> Array:
     largest = jnp.max(rewards, axis=1, where=~jnp.isnan(rewards), initial=-jnp.inf)
     smallest = jnp.min(rewards, axis=1, where=~jnp.isnan(rewards), initial=jnp.inf)
     return jnp.sum(largest <= smallest)
+
+
+def preference_accuracy(chosen_rewards: PerSequence, rejected_rewards: PerSequence) -> PerSequence:
+    """1 where the chosen completion has the higher reward, else 0, ties too.
+
+    Rewards are a model's, or β log π/π_ref; their difference is the margin.
+    """
+    return (chosen_rewards > rejected_rewards).astype(jnp.float32)
+
+
+def calibration(margins: PerSequence, mask: Array, *, bins: int = 10) -> Float[Array, "3 bins"]:
+    """Pairs, right predictions and confidences, each summed in bins of confidence: sums add up.
+
+    The model prefers one of a pair, with confidence σ(|margin|) in [½, 1]; it is right where the
+    margin is positive, half right where it is 0. The bins share [½, 1] equally.
+    """
+    confidences = jax.nn.sigmoid(jnp.abs(margins))
+    right = jnp.where(margins == 0, 0.5, margins > 0)
+    of_bin = jnp.clip(jnp.floor((confidences - 0.5) * 2 * bins).astype(int), 0, bins - 1)
+    rows = jnp.where(mask, jnp.stack([jnp.ones_like(margins), right, confidences]), 0.0)
+    return jax.vmap(lambda row: jnp.zeros(bins).at[of_bin].add(row))(rows)
+
+
+def calibration_error(sums: Float[Array, "3 bins"]) -> Array:
+    """Σ_bins |right − confidence| / pairs of `calibration`'s sums, in [0, 1]; 0 is best."""
+    pairs, right, confidences = sums
+    return ratio(jnp.sum(jnp.abs(right - confidences)), jnp.sum(pairs))
