@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,19 @@ import pytest
 
 from jaxpost import config as configs
 from jaxpost import rewards
-from jaxpost.rewards import combine, exact, formats, processes, resolve, signatures, worker, workers
+from jaxpost.rewards import (
+    canaries,
+    code,
+    combine,
+    exact,
+    formats,
+    processes,
+    resolve,
+    sandbox,
+    signatures,
+    worker,
+    workers,
+)
 from jaxpost.rewards.score import Item, Score
 
 FILE = pathlib.Path(__file__).absolute()
@@ -433,6 +446,120 @@ def test_the_configuration_reads_from_yaml():
 def test_an_answer_that_is_none_is_not_believed(answer):
     with pytest.raises(processes.EndedError):
         workers.read(answer, 1)
+
+
+# canaries
+
+needs_sandbox = pytest.mark.skipif(
+    all(trial.failure for trial in sandbox.probe()), reason="no sandbox works on this machine"
+)
+BROKEN = {
+    "whatever is returned is right": (
+        "code:verify",
+        ("code/judge.py", "right = compare.returned(said, wanted)", "right = True"),
+        ["a wrong function earns 1 (pass), and is worth 0", "it equals everything earns 1 (pass)"],
+    ),
+    "code 0 is enough": (
+        "code:verify",
+        ("code/judge.py", '"memory" if said.startswith("MemoryError") else "runtime-error"',
+         '"runtime-error" if outcome.returncode else "pass"'),
+        ["a program that exits with code 0 earns 1 (pass), and is worth 0"],
+    ),
+    "there is no box": (
+        "code:verify",
+        ("code/judge.py", '"inside.guest"], limits=limits, level=level',
+         '"inside.guest"], limits=limits, level="none"'),
+        ["a program that leaves the sandbox earns 1 (pass), and is worth 0"],
+    ),
+    "nothing passes": (
+        "code:verify",
+        ("code/verifier.py", 'float(first == "pass")', "0.0"),
+        ["a right function earns 0 (pass), and is worth 1", "a right program earns 0 (pass)"],
+    ),
+    "it cannot run": (
+        "math:verify",
+        ("math/__init__.py", "    policy = ", "    raise OSError(3)\n    policy = "),
+        ["a right number earns no reward (error: OSError: 3", "no answer earns no reward"],
+    ),
+    "the first box counts": (
+        "math:verify",
+        ("math/extract.py", "finditer(text))[-1]", "finditer(text))[0]"),
+        ["the right number, then a wrong one earns 1 (right), and is worth 0"],
+    ),
+    "every answer is right": (
+        "exact:verify",
+        ("exact.py", 'Score(0.0, reason="wrong")', 'Score(1.0, reason="wrong")'),
+        ["a wrong answer earns 1 (wrong), and is worth 0"],
+    ),
+}  # fmt: skip
+START = """
+import sys, jaxpost
+from jaxpost import rewards
+assert jaxpost.__file__.startswith(sys.argv[1]), jaxpost.__file__
+try:
+    rewards.Scorer(rewards.RewardConfig("jaxpost.rewards." + sys.argv[2])).close()
+except rewards.RewardError as error:
+    print(error)
+"""
+
+
+def started(folder, function):
+    """What a start says with the package in `folder`: nothing where all is well."""
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(folder), function],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_verifier_is_refused_at_the_start(name, tmp_path):
+    """A copy of the package with one line changed."""
+    function, (file, before, after), wrong = BROKEN[name]
+    package = pathlib.Path(rewards.__file__).parent.parent
+    shutil.copytree(package, tmp_path / "jaxpost", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "jaxpost" / "rewards" / file
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    said = started(tmp_path, function)
+    assert said.startswith(f"jaxpost.rewards.{function} misjudges what it is tried with")
+    for one in wrong:
+        assert one in said
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        ("code:verify", None), ("code:verify", {"seconds": 5.0, "isolation": "none"}),
+        ("math:verify", None), ("exact:verify", None), ("exact:normalized", None),
+        ("exact:numeric", {"tolerance": 0.1}), ("theorems:verify", None),
+    ],
+)  # fmt: skip
+def test_a_sound_verifier_judges_every_canary_rightly(function, options):
+    part = rewards.Part(f"jaxpost.rewards.{function}", options)
+    config = rewards.RewardConfig(part.function, options=options, deadline=60.0)
+    known = canaries.of(part)
+    with rewards.Scorer(config) as scorer:
+        found = scorer.submit([Item("", one.completion, one.example) for one in known]).result()
+    assert [one.value for one in found] == [one.value for one in known]
+
+
+def test_a_canary_would_earn_its_reward_outside_of_the_sandbox():
+    found = code.verify(canaries.ESCAPES, canaries.CALLS, isolation="none")
+    assert (found.value, found.reason) == (1.0, "pass")
+
+
+def test_functions_that_are_not_ours_have_no_canaries():
+    assert canaries.of(rewards.Part("mine:verify")) == ()
+    assert canaries.of(rewards.Part("jaxpost.rewards.formats:tags")) == ()
 
 
 # combination: the worked numbers

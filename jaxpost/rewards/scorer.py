@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from jaxpost.rewards import canaries, processes, resolve, sandbox, worker, workers
 from jaxpost.rewards import config as configs
-from jaxpost.rewards import processes, resolve, sandbox, worker, workers
 from jaxpost.rewards.score import Item, Scored
 
 OWN = "jaxpost.rewards."
@@ -27,6 +27,7 @@ BOXED = (OWN + "code", OWN + "theorems")  # they confine what they run, in boxes
 BOX_MEMORY = 2 << 30
 BOX_PROCESSES = 24
 GRACE = 1.0
+CANARY_SECONDS = 60.0  # a machine that is busy at a run's start is no reason to refuse it
 
 
 class Home(NamedTuple):
@@ -80,12 +81,14 @@ class Pending:
 class Scorer:
     """Worker processes that judge completions; it waits until the functions are loaded.
 
+    jaxpost's own verifiers first judge completions of known worth (`canaries`), in about a second.
+
     Args:
       config: what judges and how; or a function to judge alone, in any style of signatures.py.
       function: stands in place of `config.function`.
 
     Raises:
-      RewardError: a function cannot be imported or called, with why.
+      RewardError: a function cannot be imported or called, or misjudges a canary, with why.
       sandbox.RefusedError: verifiers are to be confined, and this machine cannot.
     """
 
@@ -111,6 +114,7 @@ class Scorer:
             for where, members in groups.items():
                 sources = [source(self.parts[index], functions[index]) for index in members]
                 self._open(where, members, sources)
+            self._prove([index for index, given in enumerate(functions) if given is None])
         except BaseException:
             self.close()
             raise
@@ -119,12 +123,20 @@ class Scorer:
         """Hands items to the workers, and returns before they are judged."""
         pending = Pending(self.parts, len(items))
         for part, place in sorted(self.places.items()):
-            size = self.config.batch if place.many else 1
-            for first in range(0, len(items), size):
-                some = list(items[first : first + size])
-                call = worker.Call(place.function, some, self.config.deadline)
-                place.pool.put(workers.Task(call, functools.partial(pending.put, part, first)))
+            self._ask(place, items, self.config.deadline, functools.partial(pending.put, part))
         return pending
+
+    def _ask(
+        self,
+        place: Place,
+        items: Sequence[Item],
+        seconds: float,
+        put: Callable[[int, Sequence[Scored]], None],
+    ) -> None:
+        size = self.config.batch if place.many else 1
+        for first in range(0, len(items), size):
+            call = worker.Call(place.function, list(items[first : first + size]), seconds)
+            place.pool.put(workers.Task(call, functools.partial(put, first)))
 
     def close(self) -> None:
         """Kills the workers; results that are waited for raise. May be called again."""
@@ -147,6 +159,24 @@ class Scorer:
             raise workers.RewardError("\n".join(wrong))
         for number, index in enumerate(members):
             self.places[index] = Place(pool, number, told[number]["many"])
+
+    def _prove(self, indices: Sequence[int]) -> None:
+        """Has the canaries of these parts judged, all at once. Raises RewardError."""
+        asked = []
+        for part, place in [(self.parts[index], self.places[index]) for index in indices]:
+            known = canaries.of(part)
+            pending = Pending([dataclasses.replace(part, weight=1.0)], len(known))
+            items = [Item("", canary.completion, canary.example) for canary in known]
+            seconds = max(self.config.deadline, CANARY_SECONDS)
+            self._ask(place, items, seconds, functools.partial(pending.put, 0))
+            asked.append((part.function, known, pending))
+        for function, known, pending in asked:
+            wrong = canaries.faults(known, pending.result())
+            if wrong:
+                raise workers.RewardError(
+                    f"{function} misjudges what it is tried with, so no reward of it can be "
+                    f"trusted on this machine: {'; '.join(wrong)}"
+                )
 
 
 def home(isolation: str, part: configs.Part, given: Callable[..., Any] | None) -> Home:
