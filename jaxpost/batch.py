@@ -143,3 +143,65 @@ def empty_row(length: int) -> TokenBatch:
 def stack(rows: Sequence[TokenBatch]) -> TokenBatch:
     """Rows [T] to a batch [B, T]."""
     return TokenBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
+
+
+class PreferenceBatch(NamedTuple):
+    """Completions of the same prompts side by side; a row is a pair (K = 2), or a ranked list.
+
+    Attributes:
+      tokens: [B, K, T] each field, the best completion first; the prompt begins every sequence.
+      ends: [B, K] where the last token that is read stands in its sequence.
+      present: [B, K] the completions that there are; False where a list is shorter, or in padding.
+      margins: [B] how much better the first is, where the data says so; else 0.
+      weights: [B] 1 over the pairs that are made of the same row of data; 0 for padding.
+      rows: [B] the row's number among all rows of the data; -1 for padding.
+    """
+
+    tokens: TokenBatch
+    ends: Any
+    present: Any
+    margins: Any
+    weights: Any
+    rows: Any
+
+
+class UnpairedBatch(NamedTuple):
+    """Completions that are desirable or not.
+
+    Attributes:
+      tokens: [B, T] each field.
+      ends, weights, rows: [B], as in `PreferenceBatch`.
+      labels: [B] bool, whether the completion is desirable.
+      mismatched: [B, T] each field: each row's prompt, and a completion of another prompt.
+    """
+
+    tokens: TokenBatch
+    ends: Any
+    labels: Any
+    weights: Any
+    rows: Any
+    mismatched: TokenBatch
+
+
+class StepBatch(NamedTuple):
+    """Answers of which each step is judged once its last token is read.
+
+    Attributes:
+      inputs, segment_ids, positions: [B, T] tokens read, as in `TokenBatch`.
+      step_mask: [B, T] whether `inputs[b, t]` ends a step.
+      labels: [B, T] how right that step is, from 0 to 1; 0 outside the mask.
+      weights, rows: [B], as in `PreferenceBatch`.
+    """
+
+    inputs: Any
+    segment_ids: Any
+    positions: Any
+    step_mask: Any
+    labels: Any
+    weights: Any
+    rows: Any
+
+
+def flat(tokens: TokenBatch) -> TokenBatch:
+    """[B, K, T] → [B · K, T]: row K b + k is completion k of row b."""
+    return TokenBatch(*(field.reshape(-1, field.shape[-1]) for field in tokens))

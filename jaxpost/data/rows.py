@@ -24,9 +24,16 @@ REASONS = {
     "empty_target": "nothing to train on: no assistant's turn with words, or an empty completion",
     "empty_text": "no text",
     "empty_tokens": "no token",
+    "ends_differ": "sides of which only some would be cut (data.too_long is keep_start)",
     "fully_masked": "every token in reach has the weight 0 or is masked",
+    "identical": "completions that are the same, token by token",
     "malformed": "a row that cannot be read (data.malformed is drop)",
+    "misordered": "the chosen completion has the lower score",
+    "prompts_differ": "completions that are not of the same prompt, as the model would read it",
+    "several_turns": "a dialogue in plain text that goes on after the turn that is compared",
+    "tie": "completions with the same score",
     "too_long": "longer than data.max_length (data.too_long says what to do with these)",
+    "too_many": "more completions than data.most_ranked",
     "too_short": "one token, which has no target",
     "tool_calls_not_rendered": "the chat template leaves out the calls of tools",
     "tools_not_rendered": "the chat template leaves out the tools",
@@ -119,6 +126,65 @@ class PromptRow:
     """A prompt to be completed by the policy; `meta` holds the columns that a reward reads."""
 
     prompt: str | Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+class Ids(NamedTuple):
+    """A prompt or a completion that is tokenised already."""
+
+    tokens: Sequence[int]
+
+
+Words = str | Sequence[Message] | Ids
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRow:
+    """Completions of one prompt, the best first.
+
+    Attributes:
+      prompt: None where the completions are whole texts, whose common beginning is the prompt.
+      completions: two or more.
+      scores: of each, where there are some; higher is better.
+      margin: of a pair, where it was given.
+      begun: the beginning of the assistant's turn, which is read; what is compared is a step after
+        it, and has no end-of-turn token. None: whole turns are compared.
+    """
+
+    prompt: Words | None
+    completions: Sequence[Words]
+    scores: Sequence[float] | None = None
+    margin: float | None = None
+    begun: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledRow:
+    """A prompt and a completion that is desirable, or not."""
+
+    prompt: Words
+    completion: Words
+    label: bool
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    meta: Meta = dataclasses.field(default_factory=dict)
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepsRow:
+    """A prompt, the steps of an answer, and how right each step is, from 0 to 1."""
+
+    prompt: str | Sequence[Message]
+    steps: Sequence[str]
+    labels: Sequence[float]
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     meta: Meta = dataclasses.field(default_factory=dict)

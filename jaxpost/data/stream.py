@@ -97,8 +97,8 @@ class Tally:
         return ", ".join(parts) or "none"
 
 
-class DataStream:
-    """Iterator over (TokenBatch, DataReport), with a position.
+class WindowStream:
+    """Rows of windows in order, at a position that can be saved: what streams of batches share.
 
     A stream without end logs the first row of each reason for which rows are dropped or noted;
     every stream logs the counts when it has passed over all its data, and when it is closed.
@@ -158,33 +158,26 @@ class DataStream:
         self._made: list[grain.DatasetIterator] = []  # what makes windows, once started
         weakref.finalize(self, stop, self._made)
 
-    def __iter__(self) -> "DataStream":
-        return self
+    def _take(self, drops: Tally) -> list[tuple[Window, slice]]:
+        """The rows of the next batch, by window; fewer than a batch has at the end of the stream.
 
-    def __next__(self) -> tuple[TokenBatch, DataReport]:
-        parts, examples, drops, missing = [], 0, Tally(), self._size
+        Raises:
+          StopIteration: there is none.
+        """
+        parts, missing = [], self._size
         while missing and self._fill(drops):
             assert self._window is not None
-            rows = slice(self._row, self._row + missing)
-            part = TokenBatch(*(field[rows] for field in self._window.batch))
-            examples += int(np.sum(self._window.examples[rows]))
-            parts.append(part)
-            missing -= len(part.inputs)
-            self._row += len(part.inputs)
+            rows = slice(self._row, min(self._row + missing, len(self._window.examples)))
+            parts.append((self._window, rows))
+            missing -= rows.stop - rows.start
+            self._row = rows.stop
             self._finish_window()
         if not parts:
             self.close()
             raise StopIteration
         if self._epochs is not None:
             self._fill(drops)  # so that the last batch tells of the rows dropped after it
-        if missing:
-            parts.append(windows.empty(missing, self._length))
-        whole = TokenBatch(*(np.concatenate(field) for field in zip(*parts, strict=True)))
-        batch = TokenBatch(*(field[self._share] for field in whole))
-        report = self._report(whole, examples, drops)
-        if int(self._pass) < int(report.epoch) and self._logged == (0, 0):
-            self._log_counts()
-        return batch, report
+        return parts
 
     def _fill(self, drops: Tally) -> bool:
         """Makes the current window one with a row that is not used yet; False at the end.
@@ -243,8 +236,9 @@ class DataStream:
             self._window, self._told = None, False
 
     def _report(self, batch: TokenBatch, examples: int, drops: Tally) -> DataReport:
+        """Of a batch of the given number of examples; logs the counts at the first pass's end."""
         epoch = self._epoch()
-        return DataReport(
+        report = DataReport(
             examples=examples,
             tokens=int(np.sum(batch.segment_ids > 0)),
             trained=int(np.sum(batch.completion_mask)),
@@ -253,6 +247,9 @@ class DataStream:
             dropped=dict(drops.counts),
             places={reason: tuple(places) for reason, places in drops.places.items()},
         )
+        if int(self._pass) < int(report.epoch) and self._logged == (0, 0):
+            self._log_counts()
+        return report
 
     def _epoch(self) -> float:
         """Passes over the data so far."""
@@ -281,6 +278,24 @@ class DataStream:
         """Stops the workers; the next batch starts them again."""
         self._log_counts()
         stop(self._made)
+
+
+class DataStream(WindowStream):
+    """Iterator over (TokenBatch, DataReport), with a position."""
+
+    def __iter__(self) -> "DataStream":
+        return self
+
+    def __next__(self) -> tuple[TokenBatch, DataReport]:
+        drops = Tally()
+        taken = self._take(drops)
+        parts = [TokenBatch(*(field[rows] for field in window.batch)) for window, rows in taken]
+        examples = sum(int(np.sum(window.examples[rows])) for window, rows in taken)
+        if missing := self._size - sum(len(part.inputs) for part in parts):
+            parts.append(windows.empty(missing, self._length))
+        whole = TokenBatch(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+        batch = TokenBatch(*(field[self._share] for field in whole))
+        return batch, self._report(whole, examples, drops)
 
 
 def refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

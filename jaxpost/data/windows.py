@@ -22,13 +22,13 @@ class Window(NamedTuple):
     """Packed rows.
 
     Attributes:
-      batch: [R, T] each field.
+      batch: [R, T] each field; of comparisons, which are not packed, R items.
       examples: [R] how many examples end in each row.
       dropped: the rows that are not among them, in the order in which they were read.
       notes: what there is to tell about those that are.
     """
 
-    batch: TokenBatch
+    batch: Any
     examples: np.ndarray
     dropped: tuple[Dropped, ...]
     notes: tuple[Note, ...]
