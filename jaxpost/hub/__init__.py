@@ -3,6 +3,7 @@
 from jaxpost.hub.adapters import load_adapter, save_adapter
 from jaxpost.hub.convert import convert, refuse_source
 from jaxpost.hub.load import init_model, load_config, load_model
+from jaxpost.hub.reward_models import load_reward_model, save_reward_model
 from jaxpost.hub.save import save_model
 from jaxpost.models.lora import add_lora, merge, trainable
 
@@ -13,9 +14,11 @@ __all__ = [
     "load_adapter",
     "load_config",
     "load_model",
+    "load_reward_model",
     "merge",
     "refuse_source",
     "save_adapter",
     "save_model",
+    "save_reward_model",
     "trainable",
 ]

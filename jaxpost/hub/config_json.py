@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpost import models
 from jaxpost.models.model import TransformerConfig
 
 ARCHITECTURES: Mapping[str, str] = {
@@ -12,6 +13,14 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+}
+CLASSIFIERS: Mapping[str, str] = {
+    "llama": "LlamaForSequenceClassification",
+    "mistral": "MistralForSequenceClassification",
+    "qwen2": "Qwen2ForSequenceClassification",
+    "qwen3": "Qwen3ForSequenceClassification",
+    "gemma2": "Gemma2ForSequenceClassification",
+    "gemma3_text": "Gemma3TextForSequenceClassification",
 }
 
 
@@ -63,3 +72,33 @@ def two_ropes(hf: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any
         "sliding_attention": rope_dictionary(nearby, local_theta),
     }
     return flat | {"rope_local_base_freq": local_theta, "rope_parameters": kinds}
+
+
+def is_reward_model(hf: Mapping[str, Any]) -> bool:
+    """Whether a config is of a sequence classifier of a supported family."""
+    return list(hf.get("architectures") or []) == [CLASSIFIERS.get(hf.get("model_type", ""))]
+
+
+def of_transformer(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """A reward model's config as that of a causal language model; any other as it is."""
+    if not is_reward_model(hf):
+        return dict(hf)
+    return {**hf, "architectures": [ARCHITECTURES[hf["model_type"]]]}
+
+
+def of_reward_model(
+    causal: Mapping[str, Any], source: Mapping[str, Any], pad_token_id: int | None
+) -> dict[str, Any]:
+    """A written causal config as that of a reward model; `source` says what its head was tied to.
+
+    As transformers does it, the count of labels is the length of `id2label` and no field.
+    """
+    kept = {name: value for name, value in causal.items() if name != "num_labels"}
+    label = (causal.get("id2label") or {}).get("0") if is_reward_model(source) else None
+    return kept | {
+        "architectures": [CLASSIFIERS[causal["model_type"]]],
+        "tie_word_embeddings": models.config_from_hf(of_transformer(source)).tied_embeddings,
+        "id2label": {"0": label or "LABEL_0"},
+        "label2id": {label or "LABEL_0": 0},
+        "pad_token_id": pad_token_id,
+    }

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxpost import companions, models
-from jaxpost.hub import reading, source, tensors
+from jaxpost.hub import config_json, reading, source, tensors
 from jaxpost.models import lora as low_rank
 from jaxpost.models.model import LoRA, Model, ModelCard, Remat, TransformerConfig
 from jaxpost.typing import Array, Params
@@ -93,6 +93,11 @@ def load_config(path_or_hub_id: source.Path) -> TransformerConfig:
 def described(folder: pathlib.Path) -> tuple[Mapping[str, Any], TransformerConfig]:
     """The folder's `config.json`, and the architecture that it describes."""
     hf = config_of(folder)
+    if config_json.is_reward_model(hf):
+        raise ValueError(
+            f"{folder}/config.json: architectures = {hf['architectures']} is a reward model, which "
+            f"has no language-model head; load it with load_reward_model"
+        )
     try:
         return hf, models.config_from_hf(hf)
     except ValueError as error:

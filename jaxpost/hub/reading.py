@@ -28,7 +28,17 @@ def read_params(
     dtype: np.dtype[Any] | None,
 ) -> Params:
     """The parameters in a folder, checked against the architecture before any of them is read."""
-    stored = tensors.stored_tensors(folder)
+    return params_of(folder, tensors.stored_tensors(folder), hf, config, dtype)
+
+
+def params_of(
+    folder: pathlib.Path,
+    stored: Mapping[str, Stored],
+    hf: Mapping[str, Any],
+    config: TransformerConfig,
+    dtype: np.dtype[Any] | None,
+) -> Params:
+    """The parameters among tensors that were found; all of them must belong to the architecture."""
     found = {name: Found(tensor.file, tensor.shape) for name, tensor in stored.items()}
     check(folder, found, expected_shapes(hf, config))
     names = names_of(hf, config)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,11 @@ def save_model(
       ValueError: params with LoRA leaves and no `merge`; a model without a config to write.
       FileExistsError: the path holds something other than a model folder.
     """
+    if config_json.is_reward_model(model.card.hf_config):
+        raise ValueError(
+            f"{os.fspath(path)}: the model was read from a reward model, which has no "
+            f"language-model head to write; use save_reward_model"
+        )
     if low_rank.has_lora(params):
         if not merge:
             raise ValueError(
@@ -54,9 +59,19 @@ def save_model(
         model, params = low_rank.merge(model, params)
     hf = written_config(model, params, dtype)
     parts = writable(model, params, dtype)
+    write_folder(path, hf, model.card.files, parts, max_shard_bytes)
+
+
+def write_folder(
+    path: source.Path,
+    hf: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    parts: Sequence[tensors.Writable],
+    max_shard_bytes: int,
+) -> None:
     with replacing(path) as folder:
         (folder / "config.json").write_bytes(source.json_bytes(hf))
-        for name, content in model.card.files.items():
+        for name, content in files.items():
             (folder / plain_name(name)).write_bytes(content)
         tensors.write_tensors(folder, parts, max_shard_bytes)
 

@@ -1,5 +1,6 @@
-"""Heads that read a number from a hidden state: a value, later a reward."""
+"""Heads that read a number from a hidden state: a value or a reward."""
 
+import jax
 import jax.numpy as jnp
 
 from jaxpost.typing import Array, Float, Hidden, Params
@@ -17,3 +18,14 @@ def read(head: Params, hidden: Hidden) -> Float[Array, "B T"]:
     """
     hidden = hidden.astype(jnp.float32)
     return hidden @ head["weight"].astype(jnp.float32) + head["bias"].astype(jnp.float32)
+
+
+def reward_head(width: int) -> Params:
+    """A linear head [D] → scalar without a bias, which pairs could not teach; all rewards are 0."""
+    return {"weight": jnp.zeros(width)}
+
+
+def reward(head: Params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B"]:
+    """hidden · weight in float32; a sequence's reward is that of its last token (EOS read)."""
+    weight = head["weight"].astype(jnp.float32)
+    return jnp.matmul(hidden.astype(jnp.float32), weight, precision=jax.lax.Precision.HIGHEST)
