@@ -23,6 +23,7 @@ VERBS = {
     "eval": "loss, perplexity, token accuracy and exact match on a data file",
     "inspect": "one batch as the model sees it: tokens, masks, weights, what was dropped",
     "convert": "GGUF, adapters and checkpoints to a Hugging Face folder",
+    "pairs": "sessions of an agent, or answers in steps, to preference pairs or labels of steps",
 }
 DONE, ERROR, USAGE, RESUMABLE, INTERRUPTED = 0, 1, 2, 75, 130
 HELP = """usage: jaxpost VERB ...

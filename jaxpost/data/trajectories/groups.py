@@ -140,7 +140,7 @@ def group_pair(
         return Dropped("no_return", (expert if won is None else loser).where)
     stops = (expert.turns[ends[0] - 1] + 1, loser.turns[ends[1] - 1] + 1)
     pair = pairs.pair_of(expert, loser, expert.turns[start], *stops)
-    columns = {"length": end - start, "delta": won - lost}
+    columns = {"length": end - start, "delta": round(won - lost, 9)}  # 3/5 - 1/5 is on an edge
     return pairs.checked(dataclasses.replace(pair, scores=(won, lost), columns=columns))
 
 

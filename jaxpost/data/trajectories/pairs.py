@@ -56,7 +56,7 @@ class Pair:
             row |= {"score_chosen": self.scores[0], "score_rejected": self.scores[1]}
         row |= {"first_turn": turns_in(self.winner, self.split)}
         row |= {"chosen_turns": turns[0], "rejected_turns": turns[1], **self.columns}
-        return row | {"task": self.winner.task, "from": [self.winner.where, self.loser.where]}
+        return row | origin(self.winner, self.loser)
 
 
 # Builders ------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def whole_pair(winner: Session, loser: Session) -> Pair | Dropped:
     heads = (winner.turns, loser.turns)
     if not all(split in turns for turns in heads):
         split = max((turn for turn in winner.turns if turn < split), default=-1)
-    if split < 0 or split > min(winner.turns[-1], loser.turns[-1]):
+    if split < 0:
         return Dropped("prompts_differ", loser.where)
     return checked(pair_of(winner, loser, split))
 
@@ -136,8 +136,7 @@ def segment_pairs(sessions: Sequence[Session]) -> Found:
     arXiv 2501.01821); what they share in the beginning is read with the prompt.
     """
     wrong = [one for one in sessions if one.error_turn is not None]
-    if not wrong:
-        yield from (Dropped("no_error_turn", one.where) for one in sessions)
+    winners = []
     for loser in wrong:
         found = [one for one in sessions if one is not loser and one.reward is not None]
         start = loser.turns[loser.error_turn or 0]
@@ -150,7 +149,11 @@ def segment_pairs(sessions: Sequence[Session]) -> Found:
         elif rank(best) <= rank(loser):
             yield Dropped("tie" if rank(best) == rank(loser) else "not_worse", loser.where)
         else:
+            winners.append(best)
             yield from segment_pair(best, loser)
+    for one in sessions:
+        if one.error_turn is None and not any(one is winner for winner in winners):
+            yield Dropped("not_best" if wrong else "no_error_turn", one.where)
 
 
 def segment_pair(winner: Session, loser: Session) -> Found:
@@ -177,14 +180,6 @@ def segment_pair(winner: Session, loser: Session) -> Found:
 # Parts ---------------------------------------------------------------------------------------
 
 
-def by_task(rows: Iterable[Any]) -> dict[str, list[Any]]:
-    """Rows that have a `task`, by it, in the order of their first ones."""
-    found: dict[str, list[Any]] = {}
-    for row in rows:
-        found.setdefault(row.task, []).append(row)
-    return found
-
-
 def rank(session: Session) -> tuple[float, ...]:
     """The reward; of a part of a session, less than any."""
     return session.reward if session.reward is not None else (-float("inf"),)
@@ -202,13 +197,15 @@ def expert_of(sessions: Sequence[Session], least: float) -> tuple[Session | None
     expert = max(whole, key=rank, default=None)
     if expert is None or rank(expert)[0] < least:
         return None, [Dropped("no_expert", one.where) for one in sessions]
-    others = [one for one in sessions if one.branch is not None]
+    others = [one for one in sessions if one is not expert]
     return expert, [branching(expert, one) for one in others]
 
 
 def branching(expert: Session, other: Session) -> Session | Dropped:
     """A session, if it has the expert's messages up to its branch."""
-    turns, branch = expert.turns, other.branch or 0
+    if other.branch is None:
+        return Dropped("not_expert", other.where)
+    turns, branch = expert.turns, other.branch
     start = other.turns[branch]
     same = first_difference(expert.messages, other.messages) >= start
     known = branch < len(turns) and turns[branch] == start
@@ -254,9 +251,17 @@ def checked(pair: Pair) -> Pair | Dropped:
     """The pair, unless there is nothing before it or nothing to tell its sides apart."""
     if pair.split == 0:
         return Dropped("empty_prompt", pair.loser.where)
+    if pair.winner.extras != pair.loser.extras:
+        return Dropped("prompts_differ", pair.loser.where)
     if agent_words(pair.chosen) == agent_words(pair.rejected):
         return Dropped("identical", pair.loser.where)
     return pair
+
+
+def origin(*rows: Any) -> dict[str, Any]:
+    """The task, where it has a name, and where the rows stand."""
+    named = {} if rows[0].task is None else {"task": rows[0].task}
+    return {**named, "from": [row.where for row in rows]}
 
 
 def agent_words(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxpost.data import fine_tuning, formats, paths
@@ -19,7 +19,7 @@ class Session:
     Attributes:
       reward: of the whole; several numbers are compared in their order, later ones break ties. None
         for a part of a session.
-      task: sessions of the same task are compared.
+      task: sessions of the same task are compared; None: of the same messages before turn 0.
       error_turn: the turn at which the session goes wrong.
       end_turn: the last turn of the segment that counts; None: the session's last.
       branch: the first turn of its own, where it was begun in the middle of another session.
@@ -31,7 +31,7 @@ class Session:
 
     messages: Sequence[Message]
     reward: tuple[float, ...] | None
-    task: str = ""
+    task: str | int | None = None
     error_turn: int | None = None
     end_turn: int | None = None
     branch: int | None = None
@@ -40,6 +40,11 @@ class Session:
     groups: Sequence[int] | None = None
     extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     where: str = ""
+
+    @property
+    def prompt(self) -> Sequence[Message]:
+        """What stands before the agent's first message."""
+        return self.messages[: self.turns[0]]
 
     @property
     def turns(self) -> list[int]:
@@ -52,6 +57,7 @@ class Answer:
     """A prompt and an answer in steps.
 
     Attributes:
+      steps: or the text that they are in.
       correct: whether the final answer is right, if that is known.
       error_step: the first step that is wrong, from 0.
       rollouts: a step: whether each completion begun after it reached the right answer.
@@ -59,12 +65,12 @@ class Answer:
     """
 
     prompt: str | Sequence[Message]
-    steps: Sequence[str]
+    steps: Sequence[str] | str
     correct: bool | None = None
     error_step: int | None = None
-    rollouts: Sequence[Sequence[bool]] | None = None
+    rollouts: Sequence[Sequence[bool | int]] | None = None
     unfinished: bool = False
-    task: str = ""
+    task: str | int | None = None
     extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     where: str = ""
 
@@ -105,13 +111,13 @@ def session_row(cells: Cells) -> Session:
         returns=returns_of(cells, "returns", count),
         entropies=numbers(cells, "entropies", count),
         groups=groups_of(cells, count),
+        task=task_of(cells),
         extras=extras_of(cells),
         where=cells.where,
     )
-    prompt = messages[: session.turns[0]]
     if session.reward is None and not session.branch:
         raise cells.error("reward", "is needed, except of a session that branches off another")
-    return dataclasses.replace(session, task=task_of(cells, prompt))
+    return session
 
 
 def steps_row(cells: Cells) -> Answer:
@@ -126,16 +132,15 @@ def steps_row(cells: Cells) -> Answer:
 
 def text_row(cells: Cells) -> Answer:
     """`prompt` and `completion`, text that is split into steps later."""
-    return answer_of(cells, [cells.text("completion") or ""])
+    return answer_of(cells, cells.text("completion") or "")
 
 
-def answer_of(cells: Cells, steps: Sequence[str]) -> Answer:
+def answer_of(cells: Cells, steps: Sequence[str] | str) -> Answer:
     """What rows of either shape hold beside the steps."""
     prompt = fine_tuning.prompt_of(cells)
-    whole = cells.format.kind is STEPS
     errors = cells.json("error_step")
     for error in errors if isinstance(errors, list) else [errors]:
-        if error is not None and not is_index(error, len(steps) if whole else math.inf):
+        if error is not None and not is_index(error, math.inf):
             raise cells.error("error_step", f"expected a step from 0 on, got {error!r}")
     if isinstance(errors, list):
         errors = min(errors, default=None)
@@ -149,7 +154,7 @@ def answer_of(cells: Cells, steps: Sequence[str]) -> Answer:
         error_step=errors,
         rollouts=None if rollouts is None else [[v == 1 for v in step] for step in rollouts],
         unfinished=bool(truth(cells, "unfinished")),
-        task=task_of(cells, prompt),
+        task=task_of(cells),
         extras=extras_of(cells),
         where=cells.where,
     )
@@ -223,10 +228,38 @@ def truth(cells: Cells, part: str) -> bool | None:
     return None if value is None else bool(value)
 
 
-def task_of(cells: Cells, prompt: str | Sequence[Message]) -> str:
-    """The column `task`, or else the prompt."""
+def task_of(cells: Cells) -> str | int | None:
+    """A name or number."""
     value = cells["task"]
-    return json.dumps(prompt if value is None else [value], sort_keys=True)
+    if value is not None and not isinstance(value, str | int):
+        raise cells.error("task", f"expected text or a whole number, got {value!r}")
+    return value
+
+
+def by_task(rows: Iterable[Any]) -> list[list[Any]]:
+    """Sessions or answers of one task each, in the order of their first ones.
+
+    Raises:
+      ValueError: the sessions of a task have different numbers of rewards.
+    """
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        key = [row.task] if row.task is not None else row.prompt
+        found.setdefault(json.dumps(key, sort_keys=True), []).append(row)
+    for several in found.values():
+        check_rewards([one for one in several if isinstance(one, Session)])
+    return list(found.values())
+
+
+def check_rewards(sessions: Sequence[Session]) -> None:
+    """Refuses rewards of one task that cannot be compared."""
+    counts = [(len(one.reward), one.where) for one in sessions if one.reward is not None]
+    for count, where in counts:
+        if count != counts[0][0]:
+            raise ValueError(
+                f"{where}: column reward: {count} numbers, and {counts[0][0]} at {counts[0][1]}, "
+                "of the same task"
+            )
 
 
 def extras_of(cells: Cells) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from jaxpost.data.rows import Dropped, Note
 from jaxpost.data.trajectories import pairs
 from jaxpost.data.trajectories.sessions import Answer
 
-Outcomes = Callable[[int], Sequence[bool]]
+Outcomes = Callable[[int], Sequence[bool | int]]
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -32,16 +32,14 @@ def escaped(step: str, separator: str, escape: str | None = None) -> str:
     return found
 
 
-def in_steps(answer: Answer, separator: str, *, text: bool) -> tuple[Answer, list[Note]]:
-    """The answer with whole steps only, and what became of the others.
-
-    Args:
-      text: the answer's only step is its text, which is split.
+def in_steps(answer: Answer, separator: str) -> tuple[Answer, list[Note]]:
+    """The answer with whole steps only, split if it is text, and what became of the others.
 
     Raises:
       ValueError: the error is said to be in a step that is not there.
     """
-    steps = split(answer.steps[0], separator) if text else list(answer.steps)
+    text = answer.steps
+    steps = split(text, separator) if isinstance(text, str) else list(text)
     if answer.error_step is not None and answer.error_step >= len(steps):
         raise ValueError(
             f"{answer.where}: error_step is {answer.error_step}, and there are {len(steps)} steps"
@@ -64,26 +62,34 @@ def step_pairs(answers: Sequence[Answer], separator: str) -> Iterator[dict[str, 
         before the error are the same but for white space. The first twin that differs is taken.
     """
     right = [one for one in answers if one.correct and not one.unfinished]
-    for answer in answers:
-        if answer.correct is None:
-            yield Dropped("no_verdict", answer.where)
-        elif answer.correct:
-            if answer.unfinished:
-                yield Dropped("unfinished", answer.where)
-        elif answer.error_step is None:
-            yield Dropped("no_error_step", answer.where)
-        elif answer.error_step >= len(answer.steps):
-            yield Dropped("unfinished", answer.where)
-        else:
-            yield step_pair(answer, right, answer.error_step, separator)
+    used: set[str] = set()
+    for answer in (one for one in answers if not one.correct):
+        found = wrong_answer(answer, right, separator)
+        used |= set() if isinstance(found, Dropped) else {found["from"][0]}
+        yield found
+    for answer in (one for one in answers if one.correct and one.where not in used):
+        yield Dropped("unfinished" if answer.unfinished else "unused", answer.where)
+
+
+def wrong_answer(
+    answer: Answer, right: Sequence[Answer], separator: str
+) -> dict[str, Any] | Dropped:
+    """The row of a wrong answer, or what it lacks."""
+    if answer.correct is None:
+        return Dropped("no_verdict", answer.where)
+    if answer.error_step is None:
+        return Dropped("no_error_step", answer.where)
+    if answer.error_step >= len(answer.steps):
+        return Dropped("unfinished", answer.where)
+    return step_pair(answer, right, answer.error_step, separator)
 
 
 def step_pair(
     wrong: Answer, right: Sequence[Answer], error: int, separator: str
 ) -> dict[str, Any] | Dropped:
     """The row of one wrong step."""
-    before, step = like(wrong.steps[:error]), pairs.normalised(wrong.steps[error])
-    twins = [one for one in right if len(one.steps) > error and like(one.steps[:error]) == before]
+    step = pairs.normalised(wrong.steps[error])
+    twins = [one for one in right if is_twin(one, wrong, error)]
     if not twins:
         return Dropped("no_correction", wrong.where)
     better = [one for one in twins if pairs.normalised(one.steps[error]) != step]
@@ -99,20 +105,21 @@ def step_pair(
         "ends_turn": False,  # a step has no end-of-turn token
         "error_step": error,
         **wrong.extras,
-        "task": wrong.task,
-        "from": [better[0].where, wrong.where],
+        **pairs.origin(better[0], wrong),
     }
 
 
-def like(steps: Sequence[str]) -> list[str]:
-    """Steps, all white space alike."""
-    return [pairs.normalised(step) for step in steps]
+def is_twin(right: Answer, wrong: Answer, error: int) -> bool:
+    """Whether a right answer has the same prompt and steps before the error, and one after them."""
+    asked = (right.prompt, right.extras) == (wrong.prompt, wrong.extras)
+    before = [[pairs.normalised(step) for step in one.steps[:error]] for one in (right, wrong)]
+    return asked and before[0] == before[1] and len(right.steps) > error
 
 
 # Labels of steps (arXiv 2312.08935, equations 3 and 4) -----------------------------------------
 
 
-def monte_carlo(outcomes: Sequence[bool], *, soft: bool = False) -> float | None:
+def monte_carlo(outcomes: Sequence[bool | int], *, soft: bool = False) -> float | None:
     """A step's label from completions begun after it: whether any is right, or the part that is.
 
     None where there are none.
@@ -169,4 +176,4 @@ def labelled(
     changed = sum(one != other for one, other in zip(said, steps, strict=False))
     yield from [Note("escaped", answer.where)] * changed
     row = {"prompt": answer.prompt, "completions": said, "labels": given, **answer.extras}
-    yield row | {"task": answer.task, "from": [answer.where]}
+    yield row | pairs.origin(answer)
