@@ -64,8 +64,6 @@ class Single:
 class Stepwise:
     """Items to one answer a row, read to its last token."""
 
-    end: bool = True
-
     def __call__(self, items: Items, length: int) -> StepBatch:
         tokens = empty(len(items), length)
         mask = np.zeros(tokens.inputs.shape, bool)
@@ -73,7 +71,7 @@ class Stepwise:
         for row, item in enumerate(items):
             if item:
                 (example,) = item.examples
-                put(tokens, (row,), example, self.end)
+                put(tokens, (row,), example, True)
                 mask[row, : len(example.mask)] = example.mask
                 labels[row, mask[row]] = item.values
         read = tokens.inputs, tokens.segment_ids, tokens.positions

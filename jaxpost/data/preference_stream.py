@@ -4,8 +4,8 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import grain
 
@@ -13,7 +13,7 @@ from jaxpost.batch import PreferenceBatch, StepBatch, TokenBatch, UnpairedBatch
 from jaxpost.data import preference_batches as arrays
 from jaxpost.data import sources
 from jaxpost.data.kinds import Kind
-from jaxpost.data.preference_batches import Items, Stepwise
+from jaxpost.data.preference_batches import Items
 from jaxpost.data.preference_config import PreferenceConfig
 from jaxpost.data.preference_tokens import Judge, Judged
 from jaxpost.data.stream import DataReport, Tally, WindowStream
@@ -72,23 +72,15 @@ class Numbered:
         return int(number), self.sources[source][int(number) - self.starts[source]]
 
 
-class Make(Protocol[B_co]):
-    """Items to a batch of a length; `end`: whether the last token is read."""
-
-    @property
-    def end(self) -> bool: ...
-
-    def __call__(self, items: Items, length: int) -> B_co: ...
-
-
 class PreferenceStream(WindowStream, Generic[B_co]):
     """Iterator over (batch, PreferenceReport): see `preferences`."""
 
     def __init__(
         self,
         window_data: grain.MapDataset,
-        make: Make[B_co],
+        make: Callable[[Items, int], B_co],
         *,
+        limit: int,
         fixed: bool,
         name: str,
         batch_size: int,
@@ -105,7 +97,8 @@ class PreferenceStream(WindowStream, Generic[B_co]):
         """See `WindowStream`.
 
         Args:
-          make: items to a batch.
+          make: items to a batch of a length.
+          limit: tokens of a sequence, for which a row has room.
           fixed: whether every batch is `length` long, as it must be where processes share it.
         """
         super().__init__(
@@ -122,7 +115,7 @@ class PreferenceStream(WindowStream, Generic[B_co]):
             summary=summary,
             fingerprint=fingerprint,
         )
-        self._make, self._fixed = make, fixed
+        self._make, self._fixed, self._limit = make, fixed, limit
 
     def __iter__(self) -> "PreferenceStream[B_co]":
         return self
@@ -141,7 +134,7 @@ class PreferenceStream(WindowStream, Generic[B_co]):
         if self._fixed:
             return self._length
         tokens = max(len(one.tokens) for item in items for one in item.examples)
-        return arrays.room(tokens - 1 + self._make.end, self._length)
+        return arrays.room(tokens + self._length - self._limit, self._length)
 
 
 def tokens_of(batch: Batch) -> TokenBatch:
@@ -155,7 +148,7 @@ def tokens_of(batch: Batch) -> TokenBatch:
 def open_stream(
     config: PreferenceConfig,
     judge: Judge,
-    make: Make[B_co],
+    make: Callable[[Items, int], B_co],
     batching: Batching,
     accept: Sequence[Kind],
 ) -> PreferenceStream[B_co]:
@@ -168,7 +161,7 @@ def open_stream(
       FileNotFoundError, ValueError: as `sources.batches` does; or keep_start, where the last token
         is read for what it says of the whole.
     """
-    if make.end and config.too_long == "keep_start" and not isinstance(make, Stepwise):
+    if batching.read_end and config.too_long == "keep_start":
         raise ValueError(
             "data.too_long is keep_start, which cuts the ends at which completions are scored; "
             "use drop or keep_end"
@@ -194,6 +187,7 @@ def open_stream(
     return PreferenceStream(
         read.batch(window, batch_fn=list).map_with_index(judge),
         make,
+        limit=judge.limit,
         fixed=count > 1,
         name=f"data.{batching.part}",
         batch_size=size,

@@ -74,7 +74,7 @@ def rankings(
 
 def unpaired(
     config: PreferenceConfig, tokenizer: Tokenizer, batching: Batching
-) -> PreferenceStream:
+) -> PreferenceStream[UnpairedBatch]:
     """`UnpairedBatch` [B, T]; a pair is two completions, of which the chosen is desirable."""
     judge = dataclasses.replace(judge_of(config, tokenizer, batching), single=True)
     return open_stream(config, judge, Single(batching.read_end), batching, UNPAIRED)
@@ -83,10 +83,11 @@ def unpaired(
 def steps(
     config: StepConfig, tokenizer: Tokenizer, batching: Batching
 ) -> PreferenceStream[StepBatch]:
-    """`StepBatch` [B, T]."""
-    batching = batching._replace(read_end=True)
+    """`StepBatch` [B, T]; an answer is read to its last token, which ends its last step."""
     judge = dataclasses.replace(
-        judge_of(config, tokenizer, batching), separator=config.step_separator
+        judge_of(config, tokenizer, batching),
+        limit=config.max_length,
+        separator=config.step_separator,
     )
     return open_stream(config, judge, Stepwise(), batching, STEPWISE)
 
