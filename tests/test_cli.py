@@ -592,6 +592,135 @@ def test_eval_with_its_arguments_the_other_way_round_says_so(here, capsys):
         )
 
 
+JUDGE = """
+import json, pathlib
+
+LOG = pathlib.Path(__file__).with_name("judged.jsonl")
+
+
+def odd(completion, example):
+    number = example["number"]
+    with LOG.open("a") as file:
+        file.write(json.dumps([number, completion]) + "\\n")
+    return None if number == 3 else float(sum(map(ord, completion)) % 2)
+
+
+def never(completion, example):
+    raise OSError("the judge is out")
+"""
+RL = f"""recipe: grpo
+run: rl
+model: {{tokenizer: bytes, fresh: {json.dumps(ARCHITECTURE)}}}
+data: {{train: asked.jsonl, eval: asked.jsonl}}
+reward: {{function: judge.py:odd}}
+rollout: {{prompts: 4, completions: 2, max_new_tokens: 4, temperature: 0.9}}
+optimizer: {{learning_rate: 1e-2}}
+steps: 1
+eval: {{samples: 2, batch_size: 6}}
+"""
+
+
+@pytest.fixture
+def judged(here):
+    """The folder with prompts, a judge that notes what it is asked, and nothing noted yet."""
+    rows = [{"prompt": f"{number} is", "number": number} for number in range(8)]
+    (here / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "judge.py").write_text(JUDGE)
+    (here / "judged.jsonl").unlink(missing_ok=True)
+    return here
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def is_odd(text):
+    return sum(map(ord, text)) % 2 == 1
+
+
+def test_eval_by_a_reward_is_what_one_counts_by_hand(judged, capsys):
+    command = ["eval", "tiny", "asked.jsonl", "--reward", "judge.py:odd", "--max-tokens", "4"]
+    more = ["--completions", "3", "--temperature", "0.8", "eval.pass_at=[1,2]", "--json"]
+    assert cli.main([*command, *more, "--samples", "written.jsonl"]) == 0
+    said = capsys.readouterr()
+    metrics, written = json.loads(said.out), lines("written.jsonl")
+
+    model, params = hub.load_model("tiny")
+    tokenizer = tokenizers.load_tokenizer("tiny")
+    prompts = [[tokenizer.bos_id, *tokenizer.encode(f"{number} is")] for number in range(8)]
+    greedy = rollout.generate_text(
+        model, params, tokenizer, prompts, max_new_tokens=4, temperature=0.0
+    )
+    assert [one["completion"] for one in written] == greedy
+    right = [is_odd(text) for number, text in enumerate(greedy) if number != 3]
+    assert 0 < sum(right) < 7
+    assert metrics["eval/accuracy"] == pytest.approx(sum(right) / 7)
+    assert metrics["eval/reward"] == pytest.approx(sum(right) / 7)
+    assert metrics["eval/missing"] == 1
+    assert [one["reward"] for one in written] == [
+        None if number == 3 else float(is_odd(text)) for number, text in enumerate(greedy)
+    ]
+    assert "no reward for 1 of 8: none 1\n" in said.err
+
+    asked = lines("judged.jsonl")
+    assert len(asked) == 8 * (1 + 3)
+    for number, text in enumerate(greedy):
+        asked.remove([number, text])  # what is left was sampled
+    rows = [[is_odd(text) for number, text in asked if number == n] for n in range(8) if n != 3]
+    # Of 3 with c right, 2 at random are both wrong in C(3 - c, 2) of 3 cases.
+    two = [1 - {0: 3, 1: 1, 2: 0, 3: 0}[sum(row)] / 3 for row in rows]
+    assert metrics["eval/pass@1"] == pytest.approx(np.mean(rows))
+    assert metrics["eval/pass@2"] == pytest.approx(np.mean(two))
+    assert metrics["eval/pass@3"] == pytest.approx(np.mean([any(row) for row in rows]))
+    assert metrics["eval/missing_samples"] == 3
+    assert "pass@k: 3 completions of each at temperature 0.8\n" in said.err
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "ppo", "pmd"])
+def test_a_run_by_a_reward_is_measured_by_its_own(recipe, judged, capsys):
+    """Its last evaluation is found again; and what `convert` reads is what it exported."""
+    text = RL.replace("grpo", recipe).replace("run: rl", f"run: rl_{recipe}")
+    (judged / "rl.yaml").write_text(text + ("tau: 0.1\n" if recipe == "pmd" else ""))
+    assert cli.main(["train", "rl.yaml"]) == 0
+    capsys.readouterr()
+    run = f"rl_{recipe}"
+    assert cli.main(["eval", run, "asked.jsonl", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    last = {k: v for k, v in lines(f"{run}/metrics.jsonl")[-1].items() if k.startswith("eval/")}
+    assert {name: metrics[name] for name in last} == pytest.approx(last)
+    assert metrics.keys() - last.keys() == {"eval/pass@2"}
+    assert cli.main(["eval", run, "asked.jsonl", "rollout.max_new_tokens=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["eval/mean_length"] <= 2
+    assert cli.main(["convert", run, f"{run}_converted"]) == 0
+    exported = (judged / run / "model" / "model.safetensors").read_bytes()
+    assert (judged / f"{run}_converted" / "model.safetensors").read_bytes() == exported
+    assert sampled(capsys, run, "--prompt", "3 is")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["asked.jsonl", "--reward", "judge.py:od"], 2, "judge.py has no od; did you mean odd?"),
+        (["asked.jsonl", "--reward", "no.module:f"], 2, "no.module:f: there is no module no"),
+        (["asked.jsonl", "--reward", "judge.py"], 2, "'judge.py' is not an import path"),
+        (["text.jsonl", "--reward", "judge.py:odd"], 2, "text.jsonl"),
+        (["empty.jsonl", "--reward", "judge.py:odd"], 2, "empty.jsonl: data.eval holds no prompt"),
+        (["asked.jsonl", "--reward", "judge.py:never"], 1, "has a reward (error: OSError: the jud"),
+        (["asked.jsonl", "--reward", "judge.py:odd", "rollout.top=2"], 2, "rollout.top_k"),
+        (["asked.jsonl", "--reward", "judge.py:odd", "--generate", "2"], 2, "leave it out"),
+        (["asked.jsonl", "--reward", "judge.py:odd", "--temperature", "2"], 2, "give --complet"),
+        (["chat.jsonl", "--completions", "2"], 2, "--completions needs --reward"),
+        (["chat.jsonl", "--samples", "x.jsonl"], 2, "--samples needs --generate or --reward"),
+    ],
+)
+def test_eval_by_a_reward_says_what_is_wrong(arguments, code, said, judged, capsys):
+    (judged / "text.jsonl").write_text('{"text": "no prompt"}\n')
+    (judged / "empty.jsonl").write_text('{"prompt": ""}\n')
+    assert cli.main(["eval", "tiny", *arguments, "--rows", "2"]) == code
+    assert said in capsys.readouterr().err
+    assert not Path("x.jsonl").exists()
+
+
 def test_weights_that_are_not_finite_are_never_used(here, capsys):
     hub.convert("tiny", "spoilt")
     path = here / "spoilt" / "model.safetensors"

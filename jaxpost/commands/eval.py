@@ -1,5 +1,6 @@
 """`jaxpost eval MODEL DATA [key=value ...]`: how well a model does on held-out rows."""
 
+import argparse
 import collections
 import dataclasses
 import json
@@ -12,9 +13,11 @@ from rich import console, table
 
 from jaxpost import config as configs
 from jaxpost.batch import TokenBatch
-from jaxpost.commands import compile_cache, inputs, models, usage
+from jaxpost.commands import by_reward, compile_cache, inputs, models, usage
 from jaxpost.data import chat, sources
 from jaxpost.recipes import evaluation
+
+BATCH_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,18 @@ def main(argv: Sequence[str]) -> int:
     opened = models.open_model(
         options.model, step=options.step, dtype=options.dtype, adapter=options.adapter
     )
+    measure = by_reward.measure if by_reward.is_asked(opened, options) else by_likelihood
+    metrics, records = measure(opened, options)
+    write(options.samples, records)
+    print_metrics(metrics, options.json)
+    return 0
+
+
+def by_likelihood(
+    opened: models.Opened, options: argparse.Namespace
+) -> tuple[dict[str, float], Sequence[Mapping]]:
+    """Loss, perplexity, token accuracy; with --generate exact match, and a record an answer."""
+    refuse_unused(options)
     settings = read_settings(opened, options.data, options.overrides)
     inputs.check_length(settings.data.max_length, opened.model.config)
     tokenize = chat.Tokenize(opened.tokenizer, settings.chat, opened.model.config.vocab_size)
@@ -44,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         settings.data,
         tokenize,
         length=settings.data.max_length,
-        batch_size=options.batch_size,
+        batch_size=options.batch_size or BATCH_SIZE,
         rows=options.rows,
     )
     for line in rows.summary:
@@ -54,21 +69,29 @@ def main(argv: Sequence[str]) -> int:
     metrics = evaluation.evaluate(measure, opened.params, counted(rows, dropped))
     for reason, count in dropped.items():
         print(f"dropped {count} rows: {reason}", file=sys.stderr)
-    if options.generate:
-        logging.getLogger(sources.__name__).setLevel(logging.INFO)  # which rows are not asked
-        matches, records = evaluation.exact_match(
-            opened.model,
-            opened.params,
-            opened.tokenizer,
-            sources.eval_rows(settings.data, tokenize, options.generate),
-            settings.chat,
-            max_new_tokens=options.max_tokens,
-            batch_size=options.batch_size,
-        )
-        metrics |= matches
-        write(options.samples, records)
-    print_metrics(metrics, options.json)
-    return 0
+    if not options.generate:
+        return metrics, ()
+    logging.getLogger(sources.__name__).setLevel(logging.INFO)  # which rows are not asked
+    matches, records = evaluation.exact_match(
+        opened.model,
+        opened.params,
+        opened.tokenizer,
+        sources.eval_rows(settings.data, tokenize, options.generate),
+        settings.chat,
+        max_new_tokens=options.max_tokens or by_reward.MAX_TOKENS,
+        batch_size=options.batch_size or BATCH_SIZE,
+    )
+    return metrics | matches, records
+
+
+def refuse_unused(options: argparse.Namespace) -> None:
+    """Refuses options that would do nothing. Raises ConfigError."""
+    needed = {"completions": "--reward", "temperature": "--reward"}
+    if not options.generate:
+        needed |= {"max_tokens": "--generate or --reward", "samples": "--generate or --reward"}
+    for name, needs in needed.items():
+        if vars(options)[name] is not None:
+            raise configs.ConfigError(f"--{name.replace('_', '-')} needs {needs}")
 
 
 def is_model(path: str) -> bool:
@@ -80,11 +103,11 @@ def read_settings(opened: models.Opened, data: str, overrides: Sequence[str]) ->
     """The run's own settings, or the defaults, on this data, under the overrides."""
     if opened.config is None:
         length = min(sources.DataConfig.max_length, opened.model.config.max_positions)
-        settings = Settings(sources.DataConfig(train=data, max_length=length), chat.ChatOptions())
+        own = sources.DataConfig(train=data, max_length=length)
     else:
-        settings = Settings(opened.config.data, opened.config.chat)
-    here = dataclasses.replace(settings.data, train=data, eval=data)
-    return configs.override(Settings(here, settings.chat), overrides)
+        own = opened.config.data
+    here = dataclasses.replace(own, train=data, eval=data)
+    return configs.override(Settings(here, opened.chat), overrides)
 
 
 def counted(rows: sources.DataStream, dropped: collections.Counter[str]) -> Iterator[TokenBatch]:
@@ -109,6 +132,9 @@ def print_metrics(metrics: dict[str, float], as_json: bool) -> None:
     shown = table.Table("measure", "value")
     shown.columns[1].justify = "right"
     for name, value in metrics.items():
-        share = name.endswith(("accuracy", "match"))
+        if "missing" in name:
+            shown.add_row(name.removeprefix("eval/"), f"{value:.0f}")
+            continue
+        share = name.endswith(("accuracy", "match", "ratio")) or "pass@" in name
         shown.add_row(name.removeprefix("eval/"), f"{value:.2%}" if share else f"{value:.4f}")
     console.Console().print(shown)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jaxpost import checkpoint, hub, train_step
 from jaxpost import config as configs
 from jaxpost.commands import recipes
-from jaxpost.data import tokenizers
+from jaxpost.data import chat, prompts, tokenizers
 from jaxpost.models import make_model
 from jaxpost.models.model import Model
 from jaxpost.recipes import setup
@@ -25,6 +26,20 @@ class Opened(NamedTuple):
     params: Params
     tokenizer: tokenizers.Tokenizer
     config: Any
+
+    @property
+    def chat(self) -> chat.ChatOptions:
+        """How its run wrote chats."""
+        if self.config is None:
+            return chat.ChatOptions()
+        if has_prompts(self.config):
+            return chat.ChatOptions(template_kwargs=self.config.data.template_kwargs)
+        return self.config.chat
+
+
+def has_prompts(config: Any) -> bool:
+    """Whether a configuration is one of RL: prompts that a reward judges the completions of."""
+    return config is not None and isinstance(config.data, prompts.PromptConfig)
 
 
 def open_model(
@@ -91,14 +106,22 @@ def open_run(path: str, step: str, dtype: str | None) -> Opened:
     config = configs.from_dict(recipes.named(written["recipe"]).Config, written)
     policy = setup.load_policy(config.model, jax.random.key(config.seed))
     chosen = train_step.select(policy.params, policy.trainable)
-    field = "params" if config.ema_decay is None else "ema"
-    saved = checkpoint.load_params(place, abstract(chosen, field), field=field)
+    saved = load_saved(place, written, chosen)
     saved = jax.tree.map(lambda new, old: new.astype(old.dtype), saved, chosen)
     params = train_step.merge(saved, policy.params, policy.trainable)
     model = policy.model
     if model.config.lora is not None:
         model, params = hub.merge(model, params)
     return cast(Opened(model, params, policy.tokenizer, config), dtype)
+
+
+def load_saved(place: Path, written: Mapping[str, Any], chosen: Params) -> Params:
+    """What a checkpoint has in place of `chosen`; where there is a critic, it lies beside it."""
+    field = "params" if written.get("ema_decay") is None else "ema"
+    wanted = abstract(chosen, field)
+    if "critic" not in written:
+        return checkpoint.load_params(place, wanted, field=field)
+    return checkpoint.load_params(place, {"policy": wanted}, field=field)["policy"]
 
 
 def step_of(step: str) -> str | int:

@@ -56,8 +56,7 @@ def main(argv: Sequence[str]) -> int:
     opened = models.open_model(
         options.model, step=options.step, dtype=options.dtype, adapter=options.adapter
     )
-    how = chat.ChatOptions() if opened.config is None else opened.config.chat
-    talk, key = Talk(opened, options, how), jax.random.key(options.seed)
+    talk, key = Talk(opened, options, opened.chat), jax.random.key(options.seed)
     templated = opened.tokenizer.chat_template is not None
     if not templated and (options.chat or options.system is not None):
         raise ConfigError(f"{options.model} has no chat template; it can only continue a --prompt")

@@ -14,9 +14,14 @@ In a chat, /reset forgets the conversation, /quit (or Ctrl-D) ends it, and Ctrl-
 EVAL = """Measures a model on a data file: loss (nats a target), perplexity and token
 accuracy, and with --generate the share of rows that it answers exactly as the data does.
 
+By a reward, with --reward or of a run of grpo, ppo or pmd: the share of prompts that it completes
+correctly (greedily; correct is a reward of at least eval.correct), the mean reward, how many have
+none and, with --completions, pass@k. What --reward needs is in DATA's columns, as in training.
+
 MODEL is a Hugging Face folder or hub id, or a run's folder. DATA is a file, folder or glob of any
-row type that training reads. key=value pairs set keys of `data` and `chat` as in a configuration,
-data.max_length=512 for instance; of a run they start from its own."""
+row type that training reads. key=value pairs set keys as in a configuration: of `data` and `chat`,
+data.max_length=512 for instance; by a reward of `data`, `reward`, `rollout`, `eval` and `seed`. Of
+a run they start from its own."""
 
 INSPECT = """Shows one batch of a configuration's data as the model will see it: counts, what was
 dropped and why, and the first rows: every token, coloured by whether it is trained, where sequences
@@ -76,13 +81,31 @@ def eval() -> Parser:
     add("data", metavar="DATA")
     add("overrides", metavar="key=value", nargs="*")
     add_model_options(parser)
-    add("--batch-size", type=within(int, least=1), default=8, help="rows at once (default: 8)")
+    add(
+        "--batch-size",
+        type=within(int, least=1),
+        help="rows at once (default: 8); by a reward completions (default: 64, or the run's)",
+    )
     add("--rows", type=within(int, least=1), help="only the first so many rows")
     add("--generate", type=within(int, least=0), default=0, help="rows to answer greedily")
+    add("--reward", metavar="FUNCTION", help="judge completions: module:name or file.py:name")
     add(
-        "--max-tokens", type=within(int, least=1), default=128, help="longest answer (default: 128)"
+        "--completions",
+        type=within(int, least=1),
+        metavar="N",
+        help="by a reward: sample N of each prompt for pass@k, k being 1, 8 and N (eval.pass_at)",
     )
-    add("--samples", help="write prompts, answers and verdicts to this JSONL file")
+    add(
+        "--temperature",
+        type=within(float, above=0),
+        help="of these completions (default: 1, or the run's)",
+    )
+    add(
+        "--max-tokens",
+        type=within(int, least=1),
+        help="longest answer (default: 128, or the run's)",
+    )
+    add("--samples", metavar="FILE", help="write prompts, greedy answers and verdicts as JSONL")
     add("--json", action="store_true", help="one line of JSON instead of a table")
     return parser
 

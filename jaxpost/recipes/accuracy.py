@@ -96,8 +96,9 @@ def evaluate(
     values = found.rewards[:, 0]
     there = ~np.isnan(values)
     if not there.any():
-        kinds = experience.failures_of(found.scored)
-        raise ValueError(f"no completion of data.eval has a reward: {kinds}")
+        kinds = {one.failure: one.reason for one in found.scored}
+        told = "; ".join(f"{kind}: {reason}" for kind, reason in kinds.items())
+        raise ValueError(f"no completion of data.eval has a reward ({told})")
     out = {
         "eval/accuracy": float(np.mean(values[there] >= config.correct)),
         "eval/reward": float(np.mean(values[there])),
@@ -109,7 +110,9 @@ def evaluate(
         several = dataclasses.replace(sampling, completions=config.samples)
         again = collected(policy, params, prompts, scorer, config, several, key)
         out |= pass_rates(again.rewards, config)
-    return out, experience.records(found, found.rollout.logps, len(prompts))
+        out["eval/missing_samples"] = float(np.sum(np.isnan(again.rewards)))
+    records = experience.records(found, np.zeros_like(found.rollout.logps), len(prompts))
+    return out, [{k: v for k, v in one.items() if k != "advantage"} for one in records]
 
 
 def collected(
