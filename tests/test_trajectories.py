@@ -41,6 +41,24 @@ def words(messages):
     return [message["content"] for message in messages]
 
 
+def test_sessions_are_of_one_task_by_its_name_or_by_what_stands_before_the_first_turn():
+    one, other, third = (sessions.Session(said(ask, "a"), (0.0,)) for ask in ("x", "y", "x"))
+    named = [sessions.Session(said(ask, "a"), (0.0,), task=1) for ask in ("x", "y")]
+    assert sessions.by_task([one, named[0], other, third, named[1]]) == [
+        [one, third],
+        named,
+        [other],
+    ]
+
+
+def test_rewards_of_a_task_have_as_many_numbers():
+    several = [session(["q", "a"], (1.0,)), session(["q", "b"], (1.0, 2.0))]
+    with pytest.raises(
+        ValueError, match="b: column reward: 2 numbers, and 1 at a, of the same task"
+    ):
+        sessions.by_task(several)
+
+
 # Whole trajectories --------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ REASONS = {
     "no_reward": "a part of a session, without a reward",
     "no_turns": "nothing is left after cutting both segments to the same number of turns",
     "no_verdict": "an answer of which it is not told whether it is right",
-    "not_best": "a session that is compared with no worse one, as another is better",
+    "not_best": "not the best of the sessions begun before an error turn",
     "not_better": "the winner's group does not lead to more reward",
     "not_expert": "a whole session of the task that is not its best",
     "not_worse": "more reward than what it would be compared with",
