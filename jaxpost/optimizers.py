@@ -308,17 +308,24 @@ def resting(inner: optax.GradientTransformation, asleep: int) -> optax.GradientT
 
 
 def restarted(optimizer: optax.GradientTransformation, opt_state: Any, params: Any) -> Any:
-    """The optimizer's state as at the start, but for how far the learning rate's schedule is."""
+    """The optimizer's state as at the start, but for what is no memory of gradients.
 
-    def is_schedule(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByScheduleState)
+    How far the learning rate's schedule is stays, and so do the float32 copies of parameters: anew
+    from rounded ones they would lose every change under the parameters' precision.
+    """
 
-    return jax.tree.map(
-        lambda old, new: old if is_schedule(old) else new,
-        opt_state,
-        optimizer.init(params),
-        is_leaf=is_schedule,
-    )
+    def is_kept(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState | MasterState)
+
+    def again(old: Any, new: Any) -> Any:
+        if isinstance(old, MasterState):
+            return MasterState(old.master, over_states(old.inner, new.inner))
+        return old if is_kept(old) else new
+
+    def over_states(old: Any, new: Any) -> Any:
+        return jax.tree.map(again, old, new, is_leaf=is_kept)
+
+    return over_states(opt_state, optimizer.init(params))
 
 
 def stacked_matrices(params: Any) -> Any:

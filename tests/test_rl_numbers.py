@@ -275,6 +275,8 @@ def test_pmd(model, loss, stale_after):
             by_token = new[row] - old[row]
             if stale_after is not None:
                 by_token = by_token[STALENESS[row, : len(by_token)] <= stale_after]
+            if not by_token.size:
+                continue
             moved_by = np.sum(by_token)
             if loss == "pmd_token":
                 inside = (by_token >= -0.05) & (by_token <= 0.02)

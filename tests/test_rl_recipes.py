@@ -242,6 +242,12 @@ def test_when_the_sampler_is_compared_with_the_trainer(changes, steps, data, tmp
         (grpo, {}, {"staleness": 1}, "correct for that with importance"),
         (ppo, {"completions": 1}, {"spare": 1}, "correct for that with importance"),
         (pmd, {"loss": "mirror_descent"}, {"spare": 1}, "use loss: pmd"),
+        (
+            pmd,
+            {"loss": "pmd_token", "log_low": -0.5, "log_high": 0.3},
+            {"staleness": 1},
+            "use loss: pmd",
+        ),
         (pmd, {}, {"stale_after": 0}, "rollout.staleness or rollout.spare"),
         (pmd, {"loss": "pmd_token"}, {}, "log_low and log_high"),
         (pmd, {"log_low": -0.1}, {}, "log_low and log_high"),
@@ -296,6 +302,30 @@ def test_the_entropy_bonus_adapts_to_its_target(data, tmp_path):
     assert grpo.train(dataclasses.replace(config, steps=4)) == 0
     logged = [r["entropy_coef"] for r in records(config.run) if "entropy_coef" in r]
     assert logged == [0.0, 0.0, 0.25, 0.5]
+
+
+def test_solved_prompts_fill_up_where_the_others_are_too_few(data, tmp_path):
+    """38 of 40 prompts are solved, and 8 are asked: the two others first."""
+    config = config_of(pmd, tmp_path / "run", data, choose="prioritised")
+    stream = prompts.PromptStream(config.data, setup.load_tokenizer(config.model), seed=0)
+    chooser = pmd.Chooser(config, stream)
+    solved = [0.0 if row in (3, 17) else 1.0 for row in range(40)]
+    chooser.set_state(chooser.get_state() | {"success": {"solved": solved, "asked": [1.0] * 40}})
+    rows = [prompt.row for prompt in chooser.take(1, 8)]
+    assert set(rows[:2]) == {3, 17}
+    assert len(set(rows)) == 8
+    with pytest.raises(ValueError, match="41 different prompts are wanted, and only 40"):
+        chooser.take(1, 41)
+
+
+def test_closed_prompts_are_asked_last(data, tmp_path):
+    """Rollout 5 of 10 of a curriculum has the 20 easiest of 40 open, and the first at least 8."""
+    changes = {"curriculum": "number", "curriculum_steps": 10}
+    config = config_of(pmd, tmp_path / "run", data, **changes)
+    stream = prompts.PromptStream(config.data, setup.load_tokenizer(config.model), seed=0)
+    chooser = pmd.Chooser(config, stream)
+    assert {prompt.row for prompt in chooser.take(1, 8)} == set(range(8))
+    assert {prompt.row for prompt in chooser.take(5, 8)} < set(range(20))
 
 
 @pytest.mark.parametrize(

@@ -197,24 +197,26 @@ class PromptStream:
             return None
         return found
 
-    def draw(self, count: int, weights: np.ndarray, step: int) -> list[Prompt]:
-        """Prompts of different rows, drawn with probabilities ∝ weights [rows].
+    def draw(self, count: int, tiers: np.ndarray, step: int) -> list[Prompt]:
+        """Prompts of different rows, drawn with probabilities ∝ the first of `tiers` [n, rows].
 
-        The draw depends on the seed and `step` alone. Rows that are dropped are drawn over.
+        Where its rows of positive weight run out, the next one's fill up. The draw depends on the
+        seed and `step` alone. Rows that are dropped are drawn over.
 
         Raises:
-          ValueError: fewer than `count` rows of positive weight can be asked.
+          ValueError: fewer than `count` rows of all tiers can be asked.
         """
-        weights, taken = np.array(weights, np.float64), []
+        tiers, taken = np.array(tiers, np.float64), []
         random = np.random.default_rng([self._fingerprint["seed"], step, *self._share])
         while len(taken) < count:
-            if not weights.any():
+            weights = next((tier for tier in tiers if tier.any()), None)
+            if weights is None:
                 raise ValueError(
                     f"{count} different prompts are wanted, and only {len(taken)} can be asked; "
-                    f"dropped: {self.dropped}"
+                    f"dropped: {self.dropped}; make rollout.prompts smaller"
                 )
             number = int(random.choice(self.rows, p=weights / weights.sum()))
-            weights[number] = 0.0
+            tiers[:, number] = 0.0
             found = self.prompt(number)
             taken += [] if found is None else [found]
         self._next += count

@@ -107,11 +107,11 @@ class Config:
         optimizers.check_warmup(self.optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
         experience.check_groups(self.rollout)
-        if self.loss == "mirror_descent" and self.rollout.off_policy:
+        if self.loss != "pmd" and self.rollout.off_policy:
             raise ValueError(
-                "loss: mirror_descent weighs tokens by the policy before the update, which must "
-                "have drawn them; with rollout.staleness or rollout.spare use loss: pmd, a "
-                "regression that holds for tokens of any policy"
+                f"loss: {self.loss} weighs tokens by the policy before the update, which must have "
+                "drawn them; with rollout.staleness or rollout.spare use loss: pmd, a regression "
+                "that holds for tokens of any policy"
             )
         window = None not in (self.log_low, self.log_high)
         if (self.loss == "pmd_token") != window or (self.log_low is None) != (
@@ -203,7 +203,7 @@ def make_batch(
         trained=rows.loss_weights != 0,
         old_logps=jnp.where(rows.loss_weights != 0, old, 0.0),
         advantages=centred_rewards(config, step, found).reshape(-1),
-        loss_weights=~np.isnan(found.rewards).reshape(-1),
+        loss_weights=(~np.isnan(found.rewards)).reshape(-1) & np.any(rows.loss_weights, axis=1),
     )
 
 
@@ -294,19 +294,23 @@ class Chooser:
             self._order = np.argsort(data.column(config.curriculum), kind="stable")
 
     def take(self, step: int, count: int) -> list[prompt_data.Prompt]:
-        """The prompts to begin with for the rollout of this step."""
+        """The prompts to begin with for the rollout of this step.
+
+        Solved ones where the others are too few, and at last those that are not open yet.
+        """
         if self._config.choose == "shuffled" and self._order is None:
             return self._data.take(count)
-        weights = np.ones(self._data.rows)
+        weights, is_open = np.ones(self._data.rows), np.ones(self._data.rows)
+        if self._order is not None:
+            share = min(step / self._config.curriculum_steps, 1.0)
+            open_rows = max(int(share * self._data.rows), min(count, self._data.rows))
+            is_open[self._order[open_rows:]] = 0.0
         if self._config.choose == "prioritised":
             weights = np.asarray(
                 advantages.prompt_priorities(jnp.asarray(self._success.rates())), np.float64
             )
-        if self._order is not None:
-            share = min(step / self._config.curriculum_steps, 1.0)
-            open_rows = max(int(share * self._data.rows), min(count, self._data.rows))
-            weights[self._order[open_rows:]] = 0.0
-        return self._data.draw(count, weights, step)
+        tiers = np.stack([weights * is_open, is_open, np.ones_like(weights)])
+        return self._data.draw(count, tiers, step)
 
     def learn(self, found: Experience) -> None:
         self._success.add(found, self._config.eval.correct)
