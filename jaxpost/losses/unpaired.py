@@ -36,7 +36,7 @@ def mismatched_kl(logps: PerSequence, ref_logps: PerSequence) -> Scalar:
     """KTO's z₀ = max(0, mean u) ≥ 0, over completions that belong to another row's prompt.
 
     Each prompt is read with a neighbour's completion, of a fixed pairing, by policy and reference
-    alike: the next one's in the authors' code, the one before's in TRL. Nothing is differentiated.
+    alike: here the next one's or, as in TRL, the one before's. Nothing is differentiated.
     """
     return jnp.maximum(jnp.mean(jax.lax.stop_gradient(ratios.log_ratio(logps, ref_logps))), 0.0)
 
