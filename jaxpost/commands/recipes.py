@@ -12,6 +12,8 @@ RECIPES = {
     "sft": "jaxpost.recipes.sft",
     "pretrain": "jaxpost.recipes.pretrain",
     "grpo": "jaxpost.recipes.grpo",
+    "reward_model": "jaxpost.recipes.reward_model",
+    "dpo": "jaxpost.recipes.dpo",
     "ppo": "jaxpost.recipes.ppo",
     "pmd": "jaxpost.recipes.pmd",
 }
