@@ -51,7 +51,9 @@ def write(path, rows):
 
 def talk(*contents, system=None):
     roles = itertools.cycle(("user", "assistant"))
-    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
+    ]
     return ([{"role": "system", "content": system}] if system else []) + messages
 
 
@@ -190,9 +192,9 @@ def test_a_margin_is_given_or_the_difference_of_scores(tmp_path):
     rows = [row | {"margin": 0.25}, scored | {"margin": 3}, scored | {"margin": None}]
     for settings, last in (({}, 2.5), ({"score_margins": False}, 0.0)):
         batch, _ = read(tmp_path, rows, **settings)
-        assert batch.margins.tolist() == [0.25, 3.0, last]
-        assert batch.rows.tolist() == [0, 1, 2]
-        assert batch.weights.tolist() == [1.0, 1.0, 1.0]
+        assert batch.margins.tolist()[:4] == [0.25, 3.0, last, 0.0]
+        assert batch.rows.tolist()[:4] == [0, 1, 2, -1]
+        assert batch.weights.tolist()[:4] == [1.0, 1.0, 1.0, 0.0]
 
 
 # What becomes of pairs that are not worth comparing --------------------------------------------
@@ -236,25 +238,29 @@ QWEN = """{%- set ns = namespace(last=-1) -%}
             {"chosen": HH["chosen"] + "\n\nHuman: ok\n\nAssistant: ok", "rejected": HH["rejected"]},
             "1 several_turns",
         ),
-        ({"chosen": "\n\nAssistant: a\n\nHuman: b", "rejected": HH["rejected"]}, "1 prompts_differ"),
+        (
+            {"chosen": HH["chosen"], "rejected": "\n\nHuman: 3+3?\n\nAssistant: 6"},
+            "1 several_turns",
+        ),
+        (
+            {"chosen": HH["chosen"] + "\n\nHuman: a", "rejected": HH["chosen"] + "\n\nHuman: b"},
+            "1 prompts_differ",
+        ),
         ({"prompt_ids": [5], "chosen_ids": [], "rejected_ids": [6]}, "1 empty_target"),
     ],
 )
 def test_pairs_that_are_dropped(tmp_path, row, reason):
-    if reason == "1 prompts_differ" and "Human: b" in str(row):
-        row = {"chosen": HH["chosen"], "rejected": "\n\nHuman: 3+3?\n\nAssistant: 6"}
-        reason = "1 several_turns"
     assert fate(tmp_path, row) == reason
 
 
-def test_turns_that_the_template_reads_differently_are_not_compared(tmp_path):
-    """The longer side's later question strips the reasoning that both begin with."""
-    history = [*talk("q"), *said("<think>x</think>a")]
-    row = {"prompt": history + talk("r"), "chosen": said("b"), "rejected": said("c", "s", "d")}
-    assert fate(tmp_path, row, tokenizer=templated(QWEN))[0][1] == "b" + TURN
-    first = {"chosen": [*history], "rejected": [*talk("q"), *said("<think>x</think>b")]}
-    found = fate(tmp_path, first, tokenizer=templated(QWEN))
-    assert [side[1] for side in found] == [f"<think>x</think>{x}" + TURN for x in "ab"]
+def test_a_prompt_that_the_template_reads_differently_for_one_side_is_not_compared(tmp_path):
+    """A later question strips the reasoning of the turns before it, on the side that has it."""
+    names = templated(QWEN)
+    prompt = [*talk("q"), *said("<think>x</think>a")]
+    row = {"prompt": prompt, "chosen": said("b"), "rejected": said("c", "s", "d")}
+    assert fate(tmp_path, row, tokenizer=names) == "1 prompts_differ"
+    found = fate(tmp_path, row | {"rejected": said("c")}, tokenizer=names)
+    assert [side[1] for side in found] == ["b" + TURN, "c" + TURN]
 
 
 def test_reasoning_that_a_rejected_side_leaves_open_is_trained(tmp_path):
@@ -282,7 +288,8 @@ def test_a_token_that_the_model_lacks_drops_the_pair(tmp_path):
             r"a\.jsonl:1: column chosen: messages that are compared have no weights",
         ),
         ({"prompt": "q", "completion": "a", "label": True}, "unpaired preference rows, which"),
-        ({"prompt": "q", "completion": "a"}, "are of no type that this recipe reads"),
+        ({"question": "q", "best": "a"}, "are prompt-only rows, which"),
+        ({"better": "q", "worse": "a"}, "are of no type that this recipe reads"),
         (PAIR | {"images": ["x"]}, "column images is not empty"),
     ],
 )  # fmt: skip
@@ -305,13 +312,13 @@ def test_the_prompt_has_the_same_tokens_where_only_one_side_would_merge_with_it(
     row = {"prompt": "ab", "chosen": "ca", "rejected": "ba"}
     batch, _ = read(tmp_path, [row], tokenizer=merging())
     assert batch.tokens.inputs[0, :, :2].tolist() == [[0, 1], [0, 1]]
-    assert texts(batch.tokens, merging()) == [("ab", "ca</s>"), ("ab", "ba</s>")]
+    assert texts(batch.tokens, merging()) == [("a b", "c a </s>"), ("a b", "b a </s>")]
 
 
 def test_without_a_prompt_the_shared_beginning_is_found_in_tokens(tmp_path):
     """Letter by letter the texts share "ab", which no token ends after."""
     batch, _ = read(tmp_path, [{"chosen": "abc", "rejected": "aba"}], tokenizer=merging())
-    assert texts(batch.tokens, merging()) == [("a", "bc</s>"), ("a", "ba</s>")]
+    assert texts(batch.tokens, merging()) == [("a", "bc </s>"), ("a", "b a </s>")]
 
 
 def test_words_that_both_sides_begin_with_are_trained_unless_they_count_as_prompt(tmp_path):
@@ -330,7 +337,7 @@ def test_an_end_that_the_text_spells_is_not_doubled(tmp_path):
 
 def test_the_whole_is_the_prompt_and_the_completion(tmp_path):
     """Also where the prompt for a new turn opens reasoning, and the turn closes it."""
-    template = QWEN.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>'")
+    template = QWEN.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>'")
     names = templated(template)
     sides = [said("<think>x</think>a"), said("<think>y</think>b")]
     row = {"prompt": talk("q"), "chosen": sides[0], "rejected": sides[1]}
@@ -365,10 +372,22 @@ def test_a_step_goes_on_after_right_ones_and_has_no_end(tmp_path):
 @pytest.mark.parametrize(
     ("too_long", "length", "chosen", "rejected", "expected"),
     [
-        ("drop", 12, "abc", "d", [("<|bos|>01234567", "abc" + END), ("<|bos|>01234567", "d" + END)]),
+        (
+            "drop",
+            12,
+            "abc",
+            "d",
+            [("<|bos|>01234567", "abc" + END), ("<|bos|>01234567", "d" + END)],
+        ),
         ("drop", 11, "abc", "d", "1 too_long"),
         ("drop", 11, "d", "abc", "1 too_long"),
-        ("keep_end", 10, "abc", "d", [("<|bos|>234567", "abc" + END), ("<|bos|>234567", "d" + END)]),
+        (
+            "keep_end",
+            10,
+            "abc",
+            "d",
+            [("<|bos|>234567", "abc" + END), ("<|bos|>234567", "d" + END)],
+        ),
         ("keep_end", 5, "abc", "d", [("<|bos|>7", "abc" + END), ("<|bos|>7", "d" + END)]),
         ("keep_end", 4, "abc", "d", "1 too_long"),
         ("keep_start", 11, "abc", "d", "1 ends_differ"),
@@ -427,10 +446,12 @@ def test_rankings_become_pairs_or_lists(tmp_path, row):
     np.testing.assert_allclose(batch.weights[:3], 1 / 3)
     assert batch.rows.tolist()[:4] == [0, 0, 0, -1]
     assert order(read(tmp_path, [row], ranking="best_worst")[0]) == ["a", "c"]
-    batch, _ = read(tmp_path, [row, PAIR | {"margin": 1}], preferences.rankings, most_ranked=4) \
-        if "scores" in row and row["scores"] else read(tmp_path, [row], preferences.rankings)
-    assert order(batch)[:3] == ["a", "b", "c"]
-    assert batch.present[0].tolist()[:4] == [True, True, True, False]
+    batch, _ = read(tmp_path, [row], preferences.rankings, most_ranked=4)
+    assert order(batch) == ["a", "b", "c"]
+    assert batch.tokens.inputs.shape[:2] == (16, 4)
+    assert batch.present[:2].tolist() == [[True, True, True, False], [False] * 4]
+    pair, _ = read(tmp_path, [PAIR], preferences.rankings, most_ranked=4)
+    assert order(pair) == ["a", "b"]
 
 
 def test_ties_in_rankings(tmp_path):
@@ -579,7 +600,7 @@ def test_a_pass_has_every_pair_once_in_a_new_order(tmp_path):
               for _ in range(2)]  # fmt: skip
     assert sorted(passes[0]) == sorted(passes[1]) == kept
     assert passes[0] != passes[1]
-    assert stream.dropped.counts == {"identical": 12}
+    assert stream.dropped.counts["identical"] >= 12  # with those of a third pass, if it began
     stream = preferences.pairs(config, BYTES, Batching(8, once=True))
     found = list(stream)
     rows = [row for batch, _ in found for row in batch.rows.tolist()]
@@ -644,7 +665,7 @@ def test_held_out_files_are_read_in_their_order(tmp_path):
     config = PairConfig("none", eval=path)
     found = list(preferences.pairs(config, BYTES, Batching(4, part="eval", limit=10)))
     assert [row for batch, _ in found for row in batch.rows.tolist()][:9] == [
-        *range(3), *range(4, 10)
+        *(0, 1, 2, 4, 5, 6, 7, 8, 9)
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"data\.eval is not set"):
         preferences.pairs(PairConfig(path), BYTES, Batching(4, part="eval"))
@@ -659,7 +680,7 @@ def test_digests_are_of_the_tokens_and_not_of_the_batch(tmp_path):
     split = {"prompt": "q", "chosen": "aa", "rejected": "ab"}
     digests = read(tmp_path, [moved, split])[1].digests
     assert digests[0] != digests[1]
-    assert first == "PINNED"
+    assert first == "aca48e0d0d4f37990f6d316a714ef943"  # of caches that are on disk
 
 
 def test_microbatches_do_not_separate_pairs_and_share_prompts(tmp_path):

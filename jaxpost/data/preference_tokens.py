@@ -186,7 +186,7 @@ class Judge:
         examples = [one.example if isinstance(one, Noted) else one for one in found]
         examples = [one for one in examples if isinstance(one, Example)]
         common = shared(examples)
-        if prompt is None or (self.mask_shared and len(examples) > 1):
+        if prompt is None:
             examples = [read_up_to(example, common) for example in examples]
         firsts = [int(np.argmax(example.mask)) for example in examples]
         start = common if prompt is None else min(firsts)
@@ -196,6 +196,10 @@ class Judge:
             return Dropped("empty_target", row.where)
         if common < start:
             return Dropped("prompts_differ", row.where)
+        if self.mask_shared and len(examples) > 1:
+            start, examples = common, [read_up_to(example, common) for example in examples]
+        if not all(example.mask[1:].any() for example in examples):
+            return Dropped("fully_masked", row.where)
         return self.fitted(examples, start, row.where)
 
     def side(
