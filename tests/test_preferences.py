@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -365,6 +366,59 @@ def test_a_step_goes_on_after_right_ones_and_has_no_end(tmp_path):
     assert fate(tmp_path, row | {"rejected": row["chosen"]}) == "1 identical"
 
 
+# As TRL's trainers have them: `golden/make_preference.py`.
+TRL_PAIRS = [
+    ("3 14 15 9", " 20 8 41", " 6"),
+    ("26 5 35 8 9 7 9", " 33 2", " 40 17 33 9 22"),
+    ("32 38", " 7 45 12 12 30", " 7 45 31"),
+    ("46 26 43 38", " 19 4 28", " 11 24 36"),
+]
+GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden" / "preference.json").read_text())
+
+
+def numbers():
+    """A tokenizer of words that are numbers, which are their tokens."""
+    words = {"padding": 0, "eos": 1} | {str(n): n for n in range(2, 48)}
+    made = hf_tokenizers.Tokenizer(models.WordLevel(words, unk_token="padding"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["padding", "eos"])
+    config = json.dumps({"eos_token": "eos", "pad_token": "padding"}).encode()
+    return tokenizers.load_tokenizer_from_files(
+        {"tokenizer.json": made.to_str().encode(), "tokenizer_config.json": config}
+    )
+
+
+def ids(tokens):
+    """(prompt, completion) of each sequence."""
+    found = []
+    for inputs, targets, mask, *_ in zip(*batches.flat(tokens), strict=True):
+        found.append((inputs[: mask.argmax() + 1].tolist(), targets[mask].tolist()))
+    return found
+
+
+def test_tokens_are_those_of_trl(tmp_path):
+    rows = [dict(zip(("prompt", "chosen", "rejected"), pair, strict=True)) for pair in TRL_PAIRS]
+    batch, _ = read(tmp_path, rows, tokenizer=numbers(), batching=Batching(4, once=True))
+    golden = GOLDEN["tokens_dpo"]
+    sides = zip(golden["chosen_ids"], golden["rejected_ids"], strict=True)
+    prompts = [prompt for prompt in golden["prompt_ids"] for _ in range(2)]
+    assert ids(batch.tokens) == list(zip(prompts, itertools.chain(*sides), strict=True))
+    batching = Batching(4, once=True, read_end=True)
+    batch, _ = read(tmp_path, rows, tokenizer=numbers(), batching=batching)
+    for place, side in enumerate(("chosen_ids", "rejected_ids")):
+        for row, whole in enumerate(GOLDEN["tokens_reward"][side]):
+            end = int(batch.ends[row, place])
+            assert batch.tokens.inputs[row, place, : end + 1].tolist() == whole
+    rows = [{"prompt": p, "completion": c, "label": True} for p, c, _ in TRL_PAIRS[:3]]
+    rows += [{"prompt": p, "completion": r, "label": False} for p, _, r in TRL_PAIRS[1:]]
+    batching = Batching(6, once=True)
+    batch, _ = read(tmp_path, rows, preferences.unpaired, numbers(), batching)
+    golden, prompts = GOLDEN["tokens_kto"], GOLDEN["tokens_kto"]["prompt_ids"]
+    assert ids(batch.tokens) == list(zip(prompts, golden["completion_ids"], strict=True))
+    assert ids(batch.mismatched) == list(zip(prompts, golden["KL_completion_ids"], strict=True))
+    assert batch.labels.tolist() == GOLDEN["labels"]
+
+
 # Too long --------------------------------------------------------------------------------------
 # <|bos|> 01234567 and a completion with its end: 9 + n + 1 tokens, one target less.
 
@@ -501,8 +555,8 @@ def test_pairs_come_apart_and_are_mismatched_with_other_prompts(tmp_path):
     ]
     assert batch.labels.tolist() == [True, False, True, False]
     assert texts(batch.mismatched) == [
-        *(("<|bos|>q", x + END) for x in "cc"),
-        *(("<|bos|>r", x + END) for x in "aa"),
+        *(("<|bos|>q", x + END) for x in "dd"),
+        *(("<|bos|>r", x + END) for x in "bb"),
     ]
     assert len(set(report.digests)) == 4
 
@@ -690,13 +744,13 @@ def test_microbatches_do_not_separate_pairs_and_share_prompts(tmp_path):
     batch, _ = read(tmp_path, rows, batching=Batching(4, once=True))
     flat, parts = batches.flat(batch.tokens), 2
     plain = compact.Plain(flat.inputs, flat.segment_ids, flat.positions)
-    rows, layout = compact.lay_out(plain, flat.completion_mask, parts, width=64)
+    _, layout = compact.lay_out(plain, flat.completion_mask, parts, width=64)
     pairs = np.arange(4).reshape(parts, -1).T.ravel()
-    split = train_step.split(batch._replace(rows=batch.rows)._replace(
-        tokens=batches.TokenBatch(*(field[pairs] for field in batch.tokens))), parts)  # fmt: skip
+    ordered = batches.TokenBatch(*(field[pairs] for field in batch.tokens))
+    split = train_step.split(ordered, parts)
     assert (layout.segment_ids > 0).sum() < (flat.segment_ids > 0).sum() - 4 * 20
     for part in range(parts):
-        tokens = batches.flat(batches.TokenBatch(*(field[part] for field in split.tokens)))
+        tokens = batches.flat(batches.TokenBatch(*(field[part] for field in split)))
         mask = np.asarray(tokens.completion_mask)
         read_there = layout.inputs[part].ravel()[layout.places[part]]
         np.testing.assert_array_equal(read_there[mask], np.asarray(tokens.inputs)[mask])

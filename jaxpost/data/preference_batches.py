@@ -42,7 +42,7 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Single:
-    """Items to one completion a row, with that of a later row after this one's prompt."""
+    """Items to one completion a row, with that of an earlier row after this one's prompt."""
 
     end: bool
 
@@ -94,10 +94,10 @@ def put(tokens: TokenBatch, place: tuple[int, ...], example: Example, end: bool)
 
 
 def partner(items: Items, row: int) -> Judged:
-    """The next item of another prompt, around the end; the next one if there is none."""
-    after = [item for item in (*items[row + 1 :], *items[: row + 1]) if item]
-    own = prompt_of(after[-1])
-    return next((item for item in after if prompt_of(item) != own), after[0])
+    """The last item before a row that has another prompt, around the end; else the one before."""
+    before = [item for item in (*items[row::-1], *items[:row:-1]) if item]
+    others = (item for item in before if prompt_of(item) != prompt_of(before[0]))
+    return next(others, before[1 % len(before)])
 
 
 def prompt_of(item: Judged) -> bytes:
