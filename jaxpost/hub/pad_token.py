@@ -58,7 +58,7 @@ def candidates(fit: Mapping[str, int], own: str | None, current: int | None) -> 
     """Names of tokens that may pad, the best first."""
     of_config = [name for name, id_ in fit.items() if id_ == current]
     by_name = [name for word in NEVER_LAST for name in fit if word in name.lower()]
-    return [*([own] if own in fit else []), *of_config, *by_name]
+    return [*(name for name in fit if name == own), *of_config, *by_name]
 
 
 def ending(card: ModelCard) -> set[int]:
