@@ -135,7 +135,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def configs(folder: Path, scale: float, questions: int, method: str) -> dict[str, tuple[Any, Any]]:
     """The stages, each a recipe and its configuration; each starts from the model before it."""
-    steps = [max(2, round(count * scale)) for count in (1200, 24, 60)]
+    steps = [max(2, round(count * scale)) for count in (1200, 13, 60)]
     reinforce = {"grpo": (grpo, with_grpo), "ppo": (ppo, with_ppo), "pmd": (pmd, with_pmd)}
     recipe, configure = reinforce[method]
     return {
@@ -213,7 +213,7 @@ def with_grpo(folder: Path, steps: int) -> grpo.Config:
     return grpo.Config(
         **on_questions(folder, "grpo"),
         rollout=experience.RolloutConfig(prompts=32, completions=8, max_new_tokens=8),
-        optimizer=constant(5e-5),
+        optimizer=constant(1e-4),
         steps=steps,
     )
 
@@ -222,7 +222,7 @@ def with_pmd(folder: Path, steps: int) -> pmd.Config:
     return pmd.Config(
         **on_questions(folder, "pmd"),
         rollout=experience.RolloutConfig(prompts=32, completions=8, max_new_tokens=8),
-        optimizer=constant(5e-5),
+        optimizer=constant(1e-4),
         minibatches=2,
         tau=0.5,
         steps=steps,
@@ -233,7 +233,7 @@ def with_ppo(folder: Path, steps: int) -> ppo.Config:
     return ppo.Config(
         **on_questions(folder, "ppo"),
         rollout=experience.RolloutConfig(prompts=256, completions=1, max_new_tokens=8),
-        optimizer=constant(5e-5),
+        optimizer=constant(1e-4),
         critic_optimizer=constant(3e-4),
         critic_warmup=min(3, steps - 1),
         epochs=2,
