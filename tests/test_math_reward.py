@@ -150,6 +150,23 @@ def test_hostile_answers_are_wrong_in_time(right):
     assert not [one for one in bad if one[1].failure != "timeout"], bad
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("answer" + "\n" * 20_000, "wrong"), ("answer" + " " * 20_000, "wrong"),
+        ("answer: a" + " " * 19_000 + "b", "too long"), ("answer " * 20_000, "too long"),
+        (r"\boxed{" * 20_000, "no answer"), (rf"\boxed{{{'x^2+' * 40}}}", "wrong"),
+        (rf"\boxed{{{'x^2+' * 41}}}", "too complex"), (r"\boxed{" + "^ " * 900, "no answer"),
+        (rf"\boxed{{{'^ ' * 900}}}", "too complex"), (rf"\boxed{{{'1!+' * 40}x}}", "wrong"),
+    ],
+)  # fmt: skip
+def test_no_pattern_takes_longer_than_the_text_is_long(text, reason):
+    start = time.process_time()
+    found = math.verify(text, {"answer": "5"})
+    assert (found.value, found.reason) == (0.0, reason)
+    assert time.process_time() - start < 5
+
+
 def test_without_the_main_thread_it_refuses_rather_than_hang():
     raised = []
 

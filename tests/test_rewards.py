@@ -28,6 +28,7 @@ from jaxpost.rewards import (
     resolve,
     sandbox,
     signatures,
+    spans,
     worker,
     workers,
 )
@@ -628,6 +629,43 @@ def test_hero():
 )  # fmt: skip
 def test_tags_stand_in_order(text, value):
     assert formats.tags(text, {}).value == value
+
+
+N = 20_000
+
+
+@pytest.mark.parametrize(
+    ("judge", "text", "found"),
+    [
+        (formats.tags, f"<think>{'a' * N}</think><answer>{'b' * N}</answer>z", 0),
+        (formats.tags, f"<think>{' ' * N}</think><answer>{'b' * N}</answer>", 0),
+        (formats.tags, f"<think>{'a' * N}</think>{' ' * N}<answer>b</answer>", 1),
+        (formats.boxed, r"\boxed{ " * N, 0), (formats.boxed, r"\boxed" + " " * N, 1),
+        (exact.verify, "```a\n" * N, 0), (exact.verify, "<answer>" * N, 0),
+        (exact.numeric, "1,111" * N, 0), (exact.normalized, "a " * N, 0),
+    ],
+)  # fmt: skip
+def test_a_long_completion_is_judged_in_linear_time(judge, text, found):
+    """What is late is masked, and so unpunished."""
+    start = time.process_time()
+    assert (
+        judge(text, {"answer": "right"} if judge is not exact.numeric else ROWS[0]).value == found
+    )
+    assert time.process_time() - start < 2
+
+
+def test_fences_are_read_in_linear_time():
+    start = time.process_time()
+    assert spans.code("```a\n" * N) == ("```a\n" * N).strip()
+    assert spans.code("```a\n" * N + "```") == "```a\n" * (N - 1)
+    assert time.process_time() - start < 2
+
+
+def test_the_last_closed_fence_is_the_code():
+    assert spans.code("```py\nx\n```\nand\n```\ny\n``` \nso\n```z\n") == "y\n"
+    assert spans.code("```py\nx\n```py\n```") == "x\n```py\n"
+    assert spans.code("```") == "```"
+    assert spans.code("a ```b``` c\n```x`\n```") == "a ```b``` c\n```x`\n```"
 
 
 def test_tags_that_the_prompt_opened():

@@ -1,5 +1,7 @@
 """Logic and chess: the puzzle and the rules decide, not one stored answer."""
 
+import time
+
 import pytest
 
 from jaxpost.rewards import chess, formulas, logic, spans
@@ -94,6 +96,15 @@ def test_logic_rl_totals(text, total):
 def test_constraints_are_satisfied_by_any_solution(text, value, reason):
     score = logic.satisfies(text, {"constraints": SMT})
     assert (score.value, score.reason) == (value, reason)
+
+
+@pytest.mark.parametrize(
+    "text", ["*" * 20_000, "a = " + " " * 19_000 + "b c", "a" + "-is" * 6_000 + " b c"]
+)
+def test_assignments_are_read_in_linear_time(text):
+    start = time.process_time()
+    assert logic.satisfies(text, {"constraints": SMT}).value == 0
+    assert time.process_time() - start < 2
 
 
 def test_constraints_that_are_none_say_so():

@@ -16,7 +16,7 @@ except ImportError as error:
 COLUMNS = ("constraints", "smtlib")
 LONGEST = 20_000  # characters of an answer
 DIGITS = 100  # of a number
-LINE = re.compile(r"^[\s*-]*([^\s=:,]+)\s*(?:=|:|\bis\b)\s*([^\s,;]+?)[.]?\s*$")
+LINE = re.compile(r"^[\s*-]*+([^\s=:,]++)\s*(?:=|:|\bis\b)\s*([^\s,;]+?)[.]?\s*$")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
 TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 

@@ -27,9 +27,12 @@ def tags(
         for tag in (f"<{name}>", f"</{name}>"):
             if text.count(tag) != 1:
                 return Score(0.0, reason=f"{text.count(tag)} {tag}")
-    blocks = [rf"<{re.escape(name)}>(?:.*?\S.*?)</{re.escape(name)}>" for name in names]
-    ordered = re.fullmatch(r"\s*" + r"\s*".join(blocks) + r"\s*", text, re.DOTALL)
-    return Score(1.0, reason="in form") if ordered else Score(0.0, reason="out of form")
+    for name in names:
+        before, _, text = text.partition(f"<{name}>")
+        inside, closed, text = text.partition(f"</{name}>")
+        if before.strip() or not closed or not inside.strip():
+            return Score(0.0, reason="out of form")
+    return Score(0.0, reason="out of form") if text.strip() else Score(1.0, reason="in form")
 
 
 def pattern(completion: str, example: Example, *, regex: str, whole: bool = True) -> Score:

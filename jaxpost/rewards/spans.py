@@ -3,7 +3,7 @@
 import re
 
 ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```([^\n`]*)$", re.MULTILINE)
 
 
 def spoken(completion: str) -> str:
@@ -21,5 +21,17 @@ def answer(completion: str) -> str:
 def code(completion: str) -> str:
     """The last fenced block of the answer, fences removed; without one, the answer itself."""
     said = answer(completion)
-    blocks = FENCE.findall(said)
+    blocks = fenced(said)
     return blocks[-1] if blocks else said
+
+
+def fenced(text: str) -> list[str]:
+    """What stands in closed fences, in time linear in the text."""
+    blocks, begun = [], None
+    for fence in FENCE.finditer(text):
+        if begun is None:
+            begun = fence.end() + 1
+        elif not fence[1].strip():
+            blocks.append(text[begun : fence.start()])
+            begun = None
+    return blocks

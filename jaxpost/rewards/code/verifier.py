@@ -50,8 +50,9 @@ def verify(
 
 def program(completion: str, example: Mapping[str, Any]) -> str:
     """The code of a completion; HumanEval's continues the prompt."""
-    blocks = spans.FENCE.findall(spans.spoken(completion))
-    source = blocks[-1] if blocks else spans.spoken(completion)
+    said = spans.spoken(completion)
+    blocks = spans.fenced(said)
+    source = blocks[-1] if blocks else said
     entry, prompt = example.get("entry_point"), example.get("prompt")
     if isinstance(entry, str) and isinstance(prompt, str) and tests.compiles(prompt):
         continues = f"def {entry}(" not in source
