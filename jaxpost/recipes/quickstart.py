@@ -232,7 +232,7 @@ def with_pmd(folder: Path, steps: int) -> pmd.Config:
 def with_ppo(folder: Path, steps: int) -> ppo.Config:
     return ppo.Config(
         **on_questions(folder, "ppo"),
-        rollout=experience.RolloutConfig(prompts=256, completions=1, max_new_tokens=8),
+        rollout=experience.RolloutConfig(prompts=32, completions=8, max_new_tokens=8),
         optimizer=constant(1e-4),
         critic_optimizer=constant(3e-4),
         critic_warmup=min(3, steps - 1),
