@@ -1,6 +1,7 @@
 """Rewards: signatures, worker processes and what goes wrong in them, combination, formats."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import math
@@ -223,6 +224,30 @@ def test_one_worker_and_eight_score_alike(function):
         with rewards.Scorer(rewards.RewardConfig(path, workers=count)) as scorer:
             found.append(scorer.submit(items(*texts)).result())
     assert repr(found[0]) == repr(found[1])
+
+
+def forked(completion, example):
+    os.fork()
+    return float(completion)
+
+
+def forged(completion, example):
+    data = json.dumps({"scores": [{"value": 9.0}], "call": "0" * 16}).encode()
+    for descriptor in range(3, 20):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, len(data).to_bytes(8, "big") + data)
+    return float(completion)
+
+
+@pytest.mark.parametrize("function", [forked, forged])
+def test_an_answer_too_many_never_shifts_the_rewards(function):
+    with rewards.Scorer(rewards.RewardConfig("", workers=1), function) as scorer:
+        found = [scorer.submit(items(*"01234")).result() for _ in range(2)]
+    for scores in found:
+        masked = [number for number, one in enumerate(scores) if one.failure == "crash"]
+        assert masked == ([] if function is forked else [*range(5)])
+        right = [float(number) for number in range(5) if number not in masked]
+        assert [one.value for one in scores if one.failure is None] == right
 
 
 def test_submit_returns_before_the_rewards_are_there():

@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 LENGTH = 8  # bytes before a message
+NUMBER = 8  # bytes of a call's number, after the length
 LARGEST = 1 << 26  # bytes of an answer
 
 
-def receive(stream: BinaryIO) -> Any:
-    """The next message; ends the process quietly when there are no more."""
+def receive(stream: BinaryIO) -> tuple[str, Any]:
+    """The next call's number and message; ends the process quietly when there are no more."""
     length = int.from_bytes(read(stream, LENGTH), "big")
-    return pickle.loads(read(stream, length))
+    number = read(stream, NUMBER).hex()
+    return number, pickle.loads(read(stream, length))
 
 
 def read(stream: BinaryIO, count: int) -> bytes:

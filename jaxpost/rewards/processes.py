@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 import select
 import signal
 import subprocess
@@ -80,9 +81,13 @@ class Process:
         os.set_blocking(self.output, False)
 
     def ask(self, data: bytes, seconds: float) -> dict[str, Any]:
-        """Sends a pickled message and waits for its answer. Raises LateError, EndedError."""
-        end = time.monotonic() + seconds
-        self._write(len(data).to_bytes(forks.LENGTH, "big") + data, end)
+        """Sends a pickled message and waits for the answer that bears its number.
+
+        Raises LateError; EndedError also for any other answer: with one that came twice, all later
+        ones would be another call's.
+        """
+        end, number = time.monotonic() + seconds, secrets.token_bytes(forks.NUMBER)
+        self._write(len(data).to_bytes(forks.LENGTH, "big") + number + data, end)
         length = int.from_bytes(self._read(forks.LENGTH, end), "big")
         if length > forks.LARGEST:
             raise EndedError(f"an answer of {length} bytes")
@@ -92,6 +97,8 @@ class Process:
             raise EndedError(f"an answer that is not JSON: {error}") from error
         if not isinstance(answer, dict):
             raise EndedError("an answer that is not a map")
+        if answer.pop("call", None) != number.hex():
+            raise EndedError("an answer to another call, or one that the function wrote")
         return answer
 
     def _write(self, data: bytes, end: float) -> None:

@@ -2,7 +2,8 @@
 
 A message is eight bytes of length and then its bytes: pickles in, JSON out, so that nothing which a
 worker says can run in the trainer. The first message is the `Job`, its answer how each function
-wants to be called; then one answer a `Call`.
+wants to be called; then one answer a `Call`. After a message's length comes its number, which the
+answer repeats.
 
 With `Job.fork`, each call runs in a child of its own, so that what one completion does to the
 process (memory, caches, patched modules) no other meets, and an overrun costs no new start.
@@ -62,7 +63,8 @@ def main() -> None:
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what a function prints is no answer
-    job: Job = forks.receive(requests)
+    number, received = forks.receive(requests)
+    job: Job = received
     if job.parent:
         die_with(job.parent)
     sys.path[:] = dict.fromkeys([*job.path, *sys.path])
@@ -73,15 +75,18 @@ def main() -> None:
         warnings.simplefilter("ignore")
         sys.set_int_max_str_digits(20_000)
     rewards, ready = load(job.sources)
-    forks.send(channel, {"ready": ready})
+    forks.send(channel, {"call": number, "ready": ready})
     if job.fork:
         gc.collect()
         gc.freeze()  # so that collections in forks touch, and copy, less
-    private = (channel, requests)
+    private, own = (channel, requests), os.getpid()
     while True:
-        call: Call = forks.receive(requests)
+        number, call = forks.receive(requests)
         work = answer(rewards, call)
-        forks.send(channel, forks.in_child(work, call.seconds, private) if job.fork else work())
+        told = forks.in_child(work, call.seconds, private) if job.fork else work()
+        if os.getpid() != own:
+            os._exit(0)  # a function forked, and its child came back as well
+        forks.send(channel, {**told, "call": number})
 
 
 def die_with(parent: int) -> None:
