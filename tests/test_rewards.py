@@ -79,6 +79,11 @@ def of_item(item):
     return Score(float(item.truncated), {"tokens": len(item.completion_ids)}, "seen")
 
 
+class MuteError(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
 def faulty(completion, example):
     match completion:
         case "hang":
@@ -101,6 +106,10 @@ def faulty(completion, example):
             return math.nan
         case "inf":
             return np.float32("inf")
+        case "large":
+            return 1e39
+        case "mute":
+            raise MuteError
         case "text":
             return "1.0"
         case "down":
@@ -113,7 +122,7 @@ def faulty(completion, example):
 FAULTS = {
     "hang": "timeout", "spin": "timeout", "exit": "crash", "sys.exit": "error", "kill": "crash",
     "raise": "error", "none": "none", "nan": "not_finite", "inf": "not_finite", "text": "error",
-    "down": "infrastructure",
+    "down": "infrastructure", "large": "not_finite", "mute": "error",
 }  # fmt: skip
 
 
@@ -157,6 +166,35 @@ def test_verl_functions_get_the_row_and_their_numbers_are_parts():
     assert right.parts == {"verl_score": 1.0, "acc": 1.0}
 
 
+def verl_batch(data_sources, solution_strs, ground_truths, extra_infos, bonus=0.0):
+    pairs = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+    return [{"score": bonus + (said == right), "from": len(name)} for name, said, right, _ in pairs]
+
+
+def test_verl_functions_of_a_batch_get_lists():
+    row = {"data_source": "abc", "reward_model": {"ground_truth": "1"}}
+    found = scored(verl_batch, items("1", "2", "1", row=row), batch=2, options={"bonus": 1.0})
+    assert [one.value for one in found] == [2.0, 1.0, 2.0]
+    assert found[0].parts == {"verl_batch": 2.0, "from": 3.0}
+
+
+def test_numbers_of_numpy_are_parts_of_a_dict_and_texts_are_not():
+    said = {"score": np.float32(1), "a": np.float32(0.5), "b": np.int64(2), "c": np.bool_(True),
+            "d": "3", "e": None, "f": [4], "g": np.ones(2)}  # fmt: skip
+    assert signatures.score_of(said) == Score(1.0, {"a": 0.5, "b": 2.0, "c": 1.0})
+
+
+def test_a_sum_too_large_for_float32_is_missing():
+    def large(completion, example):
+        return 3e38 if completion == "large" else 1.0
+
+    few, many = scored(large, items("few", "large"), weight=2.0)
+    assert (few.value, few.failure) == (2.0, None)
+    assert math.isnan(many.value)
+    assert (many.failure, many.reason) == ("not_finite", "the weighted sum is 6e+38")
+    assert many.parts == {"large": 3e38}
+
+
 def test_a_function_of_an_item_sees_whether_it_was_cut():
     (found,) = scored(of_item, [Item("p", "x", {}, [1, 2, 3], True)])
     assert found == rewards.Scored(1.0, {"tokens": 3.0, "of_item": 1.0}, "seen", None)
@@ -172,6 +210,7 @@ def test_a_function_of_an_item_sees_whether_it_was_cut():
         (lambda completions, **kwargs: [], "trl"),
         (lambda prompts, completions, answer: [], "trl"),
         (lambda solution_str, ground_truth, **kwargs: 0, "verl"),
+        (lambda data_sources, solution_strs, ground_truths, extra_infos: [], "verl_batch"),
     ],
 )
 def test_styles_are_told_by_their_names(function, style):
@@ -196,16 +235,21 @@ def test_faults_mask_their_own_sample_and_no_other(function):
         assert math.isnan(one.value) if text in FAULTS else one.value == len(text)
 
 
-def test_too_few_scores_never_shift_the_others():
-    found = scored(faulty_list, items("a", "short", "ccc"), batch=3)
-    assert [one.failure for one in found] == [None, "error", None]
-    assert [found[0].value, found[2].value] == [1.0, 3.0]
-    assert "returned 0 rewards for 1 completions" in found[1].reason
+def one_for_all(completions, **kwargs):
+    return [1.0]
+
+
+@pytest.mark.parametrize(("function", "count"), [(faulty_list, 2), (one_for_all, 1)])
+def test_a_call_with_too_few_scores_has_none(function, count):
+    found = scored(function, items("a", "short", "ccc", "good"), batch=3)
+    assert [one.failure for one in found] == ["error", "error", "error", None]
+    assert f"returned {count} rewards for 3 completions" in found[0].reason
 
 
 def test_failures_say_what_happened():
-    found = scored(faulty, items("raise", "exit", "kill", "hang"), deadline=0.5)
-    raised, left, killed, hung = (one.reason for one in found)
+    found = scored(faulty, items("raise", "mute", "exit", "kill", "hang"), deadline=0.5)
+    raised, mute, left, killed, hung = (one.reason for one in found)
+    assert mute.startswith("MuteError: its text raises ZeroDivisionError")
     assert raised.startswith("ValueError: bad")
     assert left.endswith("exit code 3")
     assert killed.endswith("SIGKILL")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which rewards are trained on
 
 
 class Item(NamedTuple):
@@ -44,6 +45,11 @@ class Scored(NamedTuple):
     parts: Mapping[str, float]
     reason: str
     failure: str | None
+
+
+def finite(value: float) -> bool:
+    """Whether a reward is a number in float32 too."""
+    return abs(value) <= LARGEST
 
 
 class InfrastructureError(Exception):

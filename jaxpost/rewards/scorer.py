@@ -20,7 +20,7 @@ import cloudpickle
 
 from jaxpost.rewards import canaries, processes, resolve, sandbox, worker, workers
 from jaxpost.rewards import config as configs
-from jaxpost.rewards.score import Item, Scored
+from jaxpost.rewards.score import Item, Scored, finite
 
 OWN = "jaxpost.rewards."
 BOXED = (OWN + "code", OWN + "theorems")  # they confine what they run, in boxes that do not nest
@@ -255,9 +255,7 @@ def combined(parts: Sequence[configs.Part], row: Sequence[Scored]) -> Scored:
             reason = f"{name}: {one.reason}" if len(parts) > 1 else one.reason
             return Scored(math.nan, told, reason, one.failure)
     pairs = zip(parts, row, strict=True)
-    return Scored(
-        sum(part.weight * one.value for part, one in pairs if part.weight),
-        told,
-        row[0].reason,
-        None,
-    )
+    total = sum(part.weight * one.value for part, one in pairs if part.weight)
+    if not finite(total):
+        return Scored(math.nan, told, f"the weighted sum is {total:g}", "not_finite")
+    return Scored(total, told, row[0].reason, None)

@@ -7,17 +7,24 @@
 | `(completions, examples)` | lists of texts and rows |
 | `completions` and others, without `examples` | TRL: lists by keyword, the row's columns too |
 | `solution_str`, `ground_truth` | verl: by keyword |
+| `solution_strs`, `ground_truths` | verl's batch: lists by keyword |
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from jaxpost.rewards import gold
 from jaxpost.rewards.score import Item, Score
 
-Style = Literal["own", "item", "batched", "trl", "verl"]
+Style = Literal["own", "item", "batched", "trl", "verl", "verl_batch"]
+VERL_LISTS = {
+    "data_source": "data_sources",
+    "solution_str": "solution_strs",
+    "ground_truth": "ground_truths",
+    "extra_info": "extra_infos",
+}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -31,9 +38,14 @@ class Reward(NamedTuple):
     keywords: bool  # it takes any keyword
 
     @property
+    def lists(self) -> bool:
+        """Whether it takes lists and returns one."""
+        return self.style in ("batched", "trl", "verl_batch")
+
+    @property
     def many(self) -> bool:
         """Whether several items go into one call, or are awaited together."""
-        return self.asynchronous or self.style in ("batched", "trl")
+        return self.asynchronous or self.lists
 
 
 def read(function: Callable[..., Any], options: Mapping[str, Any]) -> Reward:
@@ -59,6 +71,8 @@ def read(function: Callable[..., Any], options: Mapping[str, Any]) -> Reward:
 def style_of(parameters: Mapping[str, inspect.Parameter]) -> Style:
     if "solution_str" in parameters and "ground_truth" in parameters:
         return "verl"
+    if "solution_strs" in parameters and "ground_truths" in parameters:
+        return "verl_batch"
     if "completions" in parameters:
         return "batched" if "examples" in parameters else "trl"
     ordered = [one for one in parameters.values() if one.kind in POSITIONAL]
@@ -98,13 +112,20 @@ def call(reward: Reward, items: Sequence[Item], metrics: dict[str, float]) -> An
         case "trl":
             return reward.function(**trl_arguments(reward, items, metrics))
         case "verl":
-            arguments = {
-                "data_source": first.example.get("data_source", ""),
-                "solution_str": first.completion,
-                "ground_truth": gold.gold(first.example),
-                "extra_info": first.example.get("extra_info"),
-            }
+            return reward.function(**accepted(reward, verl_arguments(first)))
+        case "verl_batch":
+            rows = list(map(verl_arguments, items))
+            arguments = {VERL_LISTS[name]: [row[name] for row in rows] for name in VERL_LISTS}
             return reward.function(**accepted(reward, arguments))
+
+
+def verl_arguments(item: Item) -> dict[str, Any]:
+    return {
+        "data_source": item.example.get("data_source", ""),
+        "solution_str": item.completion,
+        "ground_truth": gold.gold(item.example),
+        "extra_info": item.example.get("extra_info"),
+    }
 
 
 def trl_arguments(
@@ -147,17 +168,27 @@ def accepted(reward: Reward, arguments: dict[str, Any]) -> dict[str, Any]:
 def score_of(value: Any) -> Score:
     """What a reward returned, as a Score: a number, None, verl's dict, or a Score already.
 
-    A dict has its `score`; its other numbers are parts. Raises TypeError for anything else.
+    A dict has its `score`; its other numbers, whoever's type they are, are parts, what is no number
+    (`pred`) is not. Raises TypeError for anything else.
     """
     if isinstance(value, Score):
         return value._replace(value=None if value.value is None else number(value.value))
     if isinstance(value, Mapping):
         if "score" not in value:
             raise TypeError(f"a dict without the key score: {sorted(map(str, value))}")
-        others = {str(name): one for name, one in value.items() if name != "score"}
-        parts = {name: float(one) for name, one in others.items() if isinstance(one, int | float)}
+        others = {str(name): part(one) for name, one in value.items() if name != "score"}
+        parts = {name: one for name, one in others.items() if one is not None}
         return Score(None if value["score"] is None else number(value["score"]), parts)
     return Score(None if value is None else number(value))
+
+
+def part(value: Any) -> float | None:
+    if not isinstance(value, SupportsFloat):
+        return None
+    try:
+        return float(value)
+    except Exception:  # an array of several
+        return None
 
 
 def number(value: Any) -> float:

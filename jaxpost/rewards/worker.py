@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpost.rewards import forks, resolve, signatures
-from jaxpost.rewards.score import InfrastructureError, Item
+from jaxpost.rewards.score import InfrastructureError, Item, finite
 
 PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
@@ -107,7 +107,7 @@ def load(sources: Sequence[Source]) -> tuple[list[signatures.Reward], list[dict[
             rewards.append(signatures.read(function, source.options))
             ready.append({"many": rewards[-1].many})
         except BaseException as error:
-            told = str(error) if isinstance(error, ValueError) else said(error)
+            told = text(error) if isinstance(error, ValueError) else said(error)
             path = "" if told.startswith(source.path) else f"{source.path}: "
             ready.append({"error": path + told})
     return rewards, ready
@@ -135,7 +135,7 @@ async def together(
     reward: signatures.Reward, call: Call, metrics: dict[str, float]
 ) -> list[dict[str, Any]]:
     """Awaits a function of lists once, or a function of one item for all items at once."""
-    if reward.style in ("batched", "trl"):
+    if reward.lists:
         values = await signatures.call(reward, call.items, metrics)
         return listed(values, call, metrics)
 
@@ -152,9 +152,11 @@ async def together(
 
 
 def listed(values: Any, call: Call, metrics: Mapping[str, float]) -> list[dict[str, Any]]:
-    values = list(values)
-    if len(values) != len(call.items):
-        raise ValueError(f"returned {len(values)} rewards for {len(call.items)} completions")
+    """One score an item; where there are too few or too many, nobody knows whose they are."""
+    values, count = list(values), len(call.items)
+    if len(values) != count:
+        wrong = ValueError(f"returned {len(values)} rewards for {count} completions")
+        return [failure_of(wrong)] * count
     return [judged(value, metrics) for value in values]
 
 
@@ -171,7 +173,7 @@ def judged(value: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
     told = {"parts": parts, "reason": str(score.reason)[:200]}
     if score.value is None:
         return {**told, "failure": "none"}
-    if not math.isfinite(score.value):
+    if not finite(score.value):
         return {**told, "failure": "not_finite", "reason": told["reason"] or str(score.value)}
     return {**told, "value": score.value}
 
@@ -185,4 +187,11 @@ def said(error: BaseException) -> str:
     """An exception in one line, with the line of the user's code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:300] + place
+    return f"{type(error).__name__}: {text(error)}"[:300] + place
+
+
+def text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as again:
+        return f"its text raises {type(again).__name__}"

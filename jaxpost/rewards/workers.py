@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpost.rewards import processes, worker
-from jaxpost.rewards.score import Scored
+from jaxpost.rewards.score import Scored, finite
 
 START_SECONDS = 120.0
 KINDS = ("none", "timeout", "crash", "error", "not_finite", "infrastructure")
@@ -171,6 +171,6 @@ def one(told: Any) -> Scored:
         raise processes.EndedError(f"not a score: {error}") from error
     if failure is not None and failure not in KINDS:
         raise processes.EndedError(f"not a kind of failure: {failure}")
-    if failure is None and not abs(value) < float("inf"):
+    if failure is None and not finite(value):
         raise processes.EndedError(f"not a finite score: {value}")
     return Scored(value, parts, reason, failure)
