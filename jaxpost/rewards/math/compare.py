@@ -9,6 +9,7 @@
 | lists, sets | in any order, as often; `a,b` is `{a,b}` |
 | tuples, intervals | in order, with these brackets; those of a tuple may be left out |
 | `x=5` | is 5; not y=5 |
+| `2+3=5` | is 5; `6=5` is nothing |
 | words | whatever their case |
 | expressions | equal by algebra; decimals in them are exact |
 """
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from jaxpost.rewards import literals
 from jaxpost.rewards.math import screens
 from jaxpost.rewards.math import text as texts
-from jaxpost.rewards.math.form import Form
+from jaxpost.rewards.math.form import EQUALS, Form
 
 try:
     import math_verify
@@ -116,6 +117,8 @@ def same_one(gold: Form, said: Form, policy: Policy) -> bool:
     if gold.name and said.name and texts.squeezed(gold.name) != texts.squeezed(said.name):
         return False
     right, given = literals.literal(gold.body), literals.literal(last_side(gold, said))
+    if contradicts(gold, said, given, policy):
+        return False
     if right is not None:
         if given is not None:
             return same_number(right, given, gold.percent, said.percent, policy)
@@ -131,6 +134,21 @@ def same_one(gold: Form, said: Form, policy: Policy) -> bool:
 def last_side(gold: Form, said: Form) -> str:
     """Of `2+3=5`, for a right answer that is no equation, 5."""
     return said.body if "=" in gold.body else said.body.rpartition("=")[2].strip()
+
+
+def contradicts(gold: Form, said: Form, given: Fraction | None, policy: Policy) -> bool:
+    """Whether an earlier side of the answer is a number, and another than the last side."""
+    if "=" in gold.body:
+        return False
+    sides = {side: literals.literal(side) for side in EQUALS.split(said.text)[:-1]}
+    for side, value in sides.items():
+        if value is None:
+            continue
+        if given is None and not same_expression(gold.body, side):
+            return True
+        if given is not None and not same_number(given, value, said.percent, False, policy):
+            return True
+    return False
 
 
 def same_number(

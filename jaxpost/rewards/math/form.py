@@ -18,6 +18,8 @@ TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ENDING = re.compile(r"(.*\S)\s*\\text\s*\{([^{}]*)\}\s*(\^\s*\{?\s*([23])\s*\}?)?")
 NUMBERLIKE = r"[-+]?(?:\$|\\\$)?(?:[\d.,/ ]+|\d*\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
 UNITED = re.compile(rf"({NUMBERLIKE})\s*([A-Za-z][A-Za-z. /]*?)\s*(\^\s*\{{?\s*([23])\s*\}}?)?")
+# What is no unit: `5 \text{ (or 6)}` leaves the answer open. Powers are: `m2`, `s^-1`.
+OPEN = re.compile(r"(?<![A-Za-z^])(?<!\^-)\d|[,;]|\b(?:or|not)\b", re.IGNORECASE)
 ONE_LETTER = ("m", "g", "s", "h", "L", "l", "J", "N", "W", "V", "A", "K", "C", "F")
 MONEY = re.compile(r"\\?\$|\\(?:pounds|euro|yen)(?![A-Za-z])|[€£¥]")
 PERCENT = re.compile(r"\\?%")
@@ -118,11 +120,13 @@ def united(text: str) -> tuple[str, str]:
         text, unit = sign + MONEY.sub("", text).strip(" -"), "$"
     if text.endswith("°"):
         return text[:-1].strip(), "°"
-    if match := ENDING.fullmatch(text):
+    if (match := ENDING.fullmatch(text)) and not OPEN.search(match[2]):
         words = known(match[2], match[4])
         return match[1], words or unit
     match = UNITED.fullmatch(text)
-    if match and (len(match[2]) > 1 or match[2] in ONE_LETTER) and match[1].strip(" ,"):
+    if match is None or OPEN.search(match[2]):
+        return text, unit
+    if (len(match[2]) > 1 or match[2] in ONE_LETTER) and match[1].strip(" ,"):
         spaced = text[len(match[1].rstrip()) :].startswith(" ") or len(match[2]) > 2
         scientific = literals.literal(text) is not None
         if spaced and not scientific:

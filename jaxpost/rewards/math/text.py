@@ -73,8 +73,8 @@ def unwrapped(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """For comparing as text: no spaces, no braces around single characters."""
-    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s+", "", text))
+    """For comparing as text: no braces around single characters, spaces between digits only."""
+    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text))
 
 
 def groups(text: str, start: int) -> str | None:
