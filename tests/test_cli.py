@@ -18,8 +18,8 @@ from jaxpost import __main__ as cli
 from jaxpost import batch as batches
 from jaxpost import config as configs
 from jaxpost import hub, rollout
-from jaxpost.commands import compile_cache, inputs, models, recipes, usage
-from jaxpost.data import inspect, tokenizers
+from jaxpost.commands import by_reward, compile_cache, inputs, models, recipes, usage
+from jaxpost.data import chat, inspect, tokenizers
 from jaxpost.recipes import setup
 
 
@@ -616,7 +616,7 @@ reward: {{function: judge.py:odd}}
 rollout: {{prompts: 4, completions: 2, max_new_tokens: 4, temperature: 0.9}}
 optimizer: {{learning_rate: 1e-2}}
 steps: 1
-eval: {{samples: 2, batch_size: 6}}
+eval: {{samples: 2}}
 """
 
 
@@ -689,12 +689,14 @@ def test_a_run_by_a_reward_is_measured_by_its_own(recipe, judged, capsys):
     last = {k: v for k, v in lines(f"{run}/metrics.jsonl")[-1].items() if k.startswith("eval/")}
     assert {name: metrics[name] for name in last} == pytest.approx(last)
     assert metrics.keys() - last.keys() == {"eval/pass@2"}
-    assert cli.main(["eval", run, "asked.jsonl", "rollout.max_new_tokens=2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["eval/mean_length"] <= 2
+    opened = models.open_model(run)
+    options = usage.eval().parse_args([run, "asked.jsonl", "rollout.max_new_tokens=2"])
+    settings = by_reward.read_settings(opened, options)
+    assert (settings.rollout.max_new_tokens, settings.rollout.temperature) == (2, 0.9)
+    assert opened.chat == chat.ChatOptions()
     assert cli.main(["convert", run, f"{run}_converted"]) == 0
     exported = (judged / run / "model" / "model.safetensors").read_bytes()
     assert (judged / f"{run}_converted" / "model.safetensors").read_bytes() == exported
-    assert sampled(capsys, run, "--prompt", "3 is")
 
 
 @pytest.mark.parametrize(

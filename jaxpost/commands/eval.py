@@ -101,11 +101,11 @@ def is_model(path: str) -> bool:
 
 def read_settings(opened: models.Opened, data: str, overrides: Sequence[str]) -> Settings:
     """The run's own settings, or the defaults, on this data, under the overrides."""
-    if opened.config is None:
+    if models.reads_rows(opened.config):
+        own = opened.config.data
+    else:
         length = min(sources.DataConfig.max_length, opened.model.config.max_positions)
         own = sources.DataConfig(train=data, max_length=length)
-    else:
-        own = opened.config.data
     here = dataclasses.replace(own, train=data, eval=data)
     return configs.override(Settings(here, opened.chat), overrides)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxpost import checkpoint, hub, train_step
 from jaxpost import config as configs
 from jaxpost.commands import recipes
-from jaxpost.data import chat, prompts, tokenizers
+from jaxpost.data import chat, prompts, sources, tokenizers
 from jaxpost.models import make_model
 from jaxpost.models.model import Model
 from jaxpost.recipes import setup
@@ -32,9 +32,14 @@ class Opened(NamedTuple):
         """How its run wrote chats."""
         if self.config is None:
             return chat.ChatOptions()
-        if has_prompts(self.config):
-            return chat.ChatOptions(template_kwargs=self.config.data.template_kwargs)
-        return self.config.chat
+        if reads_rows(self.config):
+            return self.config.chat
+        return chat.ChatOptions(template_kwargs=self.config.data.template_kwargs)
+
+
+def reads_rows(config: Any) -> bool:
+    """Whether a configuration is one of fine-tuning: rows whose every target is known."""
+    return config is not None and isinstance(config.data, sources.DataConfig)
 
 
 def has_prompts(config: Any) -> bool:
@@ -103,6 +108,8 @@ def open_run(path: str, step: str, dtype: str | None) -> Opened:
     place = checkpoint.find_checkpoint(Path(path).expanduser(), step_of(step))
     print(f"reading {place}", file=sys.stderr)
     written = checkpoint.read_config(place)
+    if written["recipe"] == "reward_model":
+        raise ValueError(f"{path} is the run of a reward model, which scores texts and writes none")
     config = configs.from_dict(recipes.named(written["recipe"]).Config, written)
     policy = setup.load_policy(config.model, jax.random.key(config.seed))
     chosen = train_step.select(policy.params, policy.trainable)
