@@ -51,7 +51,6 @@ OURS = {
 OTHERWISE_DEFINED = {  # by TRL
     "ragged_dapo_kl": {"kl"},  # weighted by the ratio
     "ragged_accumulated": {"entropy", "kl"},  # means over the parts, of which some are short
-    "ragged_gspo": {"clip_ratio/region_mean"},  # of sequences
 }
 
 
@@ -109,10 +108,13 @@ def batch_of(config: grpo.Config, case: str) -> grpo.Batch:
     """What the recipe trains on, of completions that TRL sampled."""
     score = make_scores(config.rollout)
     params, rows = policy().params, experience.rows_of(found(case))
-    old, ref = score(params, rows), None
+    old, of_terms = score(params, rows), {}
     if config.kl_coef:
-        ref = score(jax.tree.map(lambda p: 0.875 * p, params), rows)
-    return grpo.make_batch(config, found(case), rows, old, ref, entropy_weight=config.entropy_coef)
+        of_terms["ref_logps"] = score(jax.tree.map(lambda p: 0.875 * p, params), rows)
+    if config.entropy_coef:
+        of_terms["entropy_weights"] = grpo.entropy_weights(rows, config.entropy_coef)
+    gains = grpo.in_groups(config, found(case), rows)
+    return grpo.make_batch(config, rows, gains, old, of_terms)
 
 
 def assert_same_updates(config: grpo.Config, case: str, batch: grpo.Batch) -> None:

@@ -206,7 +206,8 @@ def test_grpo(model, microbatches, laid_out, importance):
     )
     now, reference = moved(model[1]), moved(model[1], seed=2)
     score = experience.make_scores(policy.model, config.rollout, 2)
-    batch = grpo.make_batch(config, found(), rows, score(model[1], rows), score(reference, rows))
+    gains, ref = grpo.in_groups(config, found(), rows), score(reference, rows)
+    batch = grpo.make_batch(config, rows, gains, score(model[1], rows), {"ref_logps": ref})
     if laid_out:
         batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
     optimizer = optax.sgd(0.1)
@@ -235,7 +236,7 @@ def test_what_is_too_stale_is_read_and_not_trained(model):
     policy, rows = policy_of(model), experience.rows_of(found(), stale_after=1)
     config = settings(grpo)
     optimizer = optax.sgd(0.1)
-    batch = grpo.make_batch(config, found(), rows, rows.sampler_logps, None)
+    batch = grpo.make_batch(config, rows, grpo.in_groups(config, found(), rows), rows.sampler_logps)
     state = train_step.init_state(jax.tree.map(jnp.array, model[1]), optimizer)
     loss, norm = one_update(grpo.make_update(config, policy, optimizer), state, batch)
     start, advantages = logps_of(doubles(model[1])), grouped(True)
@@ -326,7 +327,8 @@ def test_ppo(model, critic, importance):
     old = score(before["policy"], rows)
     kl = old - score(reference, rows)
     values = ppo.make_values(config, policy)(before, rows)
-    batch = ppo.make_batch(config, found(), rows, old, values, kl, 0.1)
+    scores = ppo.rewards_of(config, found())
+    batch = ppo.make_batch(config, scores, rows, old, values, kl, 0.1)
     batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
     optimizer = optax.sgd(0.1)
     state = train_step.init_state(now, optimizer)
@@ -376,7 +378,8 @@ def test_what_was_not_judged_has_no_part_in_anything(model):
     results = []
     for each in (first, second):
         rows = experience.rows_of(each)
-        batch = grpo.make_batch(config, each, rows, jnp.zeros(rows.inputs.shape), None)
+        gains = grpo.in_groups(config, each, rows)
+        batch = grpo.make_batch(config, rows, gains, jnp.zeros(rows.inputs.shape))
         state = train_step.init_state(jax.tree.map(jnp.array, model[1]), optimizer)
         results.append(one_update(update, state, batch))
     assert results[0] == results[1]

@@ -17,7 +17,7 @@ import yaml
 from jaxpost import checkpoint, optimizers, rewards, writer
 from jaxpost import config as configs
 from jaxpost.data import prompts
-from jaxpost.recipes import accuracy, experience, grpo, pmd, ppo, setup
+from jaxpost.recipes import accuracy, controllers, experience, grpo, pmd, ppo, setup
 
 TINY = {
     "model_type": "llama",
@@ -118,7 +118,8 @@ CORRECTED = {"grpo": {"importance": "truncated"}, "ppo": {"importance": "truncat
     ("name", "ahead"),
     [
         *((name, {}) for name in METHODS),
-        *((name, {"staleness": 1}) for name in METHODS),
+        ("grpo", {"staleness": 1}),
+        *(pytest.param(name, {"staleness": 1}, marks=pytest.mark.slow) for name in ("ppo", "pmd")),
         ("pmd", {"spare": 4, "stale_after": 0}),
         ("remax", {}),
     ],
@@ -301,7 +302,20 @@ def test_the_entropy_bonus_adapts_to_its_target(data, tmp_path):
     assert grpo.train(config) == 0
     assert grpo.train(dataclasses.replace(config, steps=4)) == 0
     logged = [r["entropy_coef"] for r in records(config.run) if "entropy_coef" in r]
-    assert logged == [0.0, 0.0, 0.25, 0.5]
+    assert logged == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_the_entropy_bonus_counts_only_under_its_target():
+    """The weights of four rollouts, of which each goes by the entropy of the one before."""
+    controller = controllers.EntropyController(coef=0.0, target=1.0, step=0.25)
+    weights = []
+    for entropy in (0.5, 0.5, 2.0, 0.5):
+        weights.append(controller.weight)
+        controller.adapt(entropy)
+    assert weights == [0.0, 0.25, 0.5, 0.0]
+    assert controller.weight == 0.5
+    assert controllers.EntropyController(coef=0.3, target=1.0, step=0.25).weight == 0.0
+    assert controllers.EntropyController(coef=0.3, target=None, step=0.25).weight == 0.3
 
 
 def test_solved_prompts_fill_up_where_the_others_are_too_few(data, tmp_path):

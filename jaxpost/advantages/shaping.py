@@ -16,17 +16,23 @@ def overlong_penalty(
 
 
 def length_rewards(
-    lengths: Shaped[Array, "P G"], correct: Bool[Array, "P G"]
+    lengths: Shaped[Array, "P G"],
+    correct: Bool[Array, "P G"],
+    counted: Bool[Array, "P G"] | None = None,
 ) -> Float[Array, "P G"]:
     """Kimi k1.5's length reward (arXiv 2501.12599, §2.3.3), in [−½, ½], added with a small weight.
 
     λ = ½ − (length − min) / (max − min) over the group if correct, min(0, λ) if not; 0 where all
-    lengths are equal.
+    lengths are equal, and where a completion is not `counted`, as those without a reward.
     """
-    shortest = jnp.min(lengths, axis=1, keepdims=True)
-    spread = jnp.max(lengths, axis=1, keepdims=True) - shortest
-    scale = 0.5 - (lengths - shortest) / jnp.maximum(spread, 1)
-    return jnp.where(spread == 0, 0.0, jnp.where(correct, scale, jnp.minimum(scale, 0.0)))
+    counted = jnp.ones(correct.shape, bool) if counted is None else counted
+    lengths = jnp.asarray(lengths, float)
+    shortest = jnp.min(lengths, axis=1, keepdims=True, where=counted, initial=jnp.inf)
+    longest = jnp.max(lengths, axis=1, keepdims=True, where=counted, initial=-jnp.inf)
+    differ = counted & (longest > shortest)
+    spread = jnp.where(longest > shortest, longest - shortest, 1.0)
+    scale = 0.5 - jnp.where(differ, lengths - shortest, 0.0) / spread
+    return jnp.where(differ, jnp.where(correct, scale, jnp.minimum(scale, 0.0)), 0.0)
 
 
 def stop_penalty(

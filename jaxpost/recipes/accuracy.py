@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpost import rewards, writer
+from jaxpost import writer
+from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.data.prompts import Prompt
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import experience, setup
+from jaxpost.recipes import evaluation, experience, judge, setup, told
 from jaxpost.typing import Array, Params
 
 EVALUATION = 1 << 30  # a step that no run reaches, for the key
@@ -44,8 +45,51 @@ class EvalConfig:
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
+# Of an RL recipe, where it sets `checkpoint.keep_best`.
+BEST = CheckpointConfig(metric="eval/accuracy", mode="max")
+
+
+def check_held_out(
+    data: prompt_data.PromptConfig,
+    config: EvalConfig,
+    saving: CheckpointConfig,
+    used: Sequence[str] = (),
+) -> None:
+    """Refuses what needs `data.eval` without it, but for keys of `eval` that training `used`.
+
+    Raises:
+      ValueError: it names the key.
+    """
+    if data.eval is None:
+        evaluation.refuse_unused(config, used)
+        if saving.keep_best:
+            raise ValueError(
+                "checkpoint.keep_best needs data.eval: what is best is known by a metric of the "
+                "held-out data"
+            )
+    if saving.keep_best and saving.metric not in (*MEASURES, *rates(config)):
+        raise ValueError(
+            f"checkpoint.metric is {saving.metric}, which no evaluation of this run measures; use "
+            f"one of {', '.join((*MEASURES, *rates(config)))}"
+        )
+
+
+MEASURES = (
+    "eval/accuracy",
+    "eval/reward",
+    "eval/missing",
+    "eval/mean_length",
+    "eval/clipped_ratio",
+)
+
+
+def rates(config: EvalConfig) -> list[str]:
+    """The names of `pass_rates`, if every prompt has as many scored completions as are drawn."""
+    return [f"eval/pass@{k}" for k in config.pass_at if k <= config.samples]
+
+
 def make_evaluation(
-    config: Any, policy: setup.Policy, scorer: rewards.Scorer, out: writer.Writer
+    config: Any, policy: setup.Policy, scorer: judge.Scorer, out: writer.Writer
 ) -> Callable[[int, Params], dict[str, float]]:
     """`(step, params) -> metrics` on the held-out prompts; completions go to samples.jsonl.
 
@@ -83,7 +127,7 @@ def evaluate(
     policy: setup.Policy,
     params: Params,
     prompts: Sequence[Prompt],
-    scorer: rewards.Scorer,
+    scorer: judge.Scorer,
     config: EvalConfig,
     sampling: experience.RolloutConfig,
     key: Array,
@@ -97,8 +141,8 @@ def evaluate(
     there = ~np.isnan(values)
     if not there.any():
         kinds = {one.failure: one.reason for one in found.scored}
-        told = "; ".join(f"{kind}: {reason}" for kind, reason in kinds.items())
-        raise ValueError(f"no completion of data.eval has a reward ({told})")
+        why = "; ".join(f"{kind}: {reason}" for kind, reason in kinds.items())
+        raise ValueError(f"no completion of data.eval has a reward ({why})")
     out = {
         "eval/accuracy": float(np.mean(values[there] >= config.correct)),
         "eval/reward": float(np.mean(values[there])),
@@ -111,15 +155,14 @@ def evaluate(
         again = collected(policy, params, prompts, scorer, config, several, key)
         out |= pass_rates(again.rewards, config)
         out["eval/missing_samples"] = float(np.sum(np.isnan(again.rewards)))
-    records = experience.records(found, np.zeros_like(found.rollout.logps), len(prompts))
-    return out, [{k: v for k, v in one.items() if k != "advantage"} for one in records]
+    return out, told.records(found, "eval", len(prompts))
 
 
 def collected(
     policy: setup.Policy,
     params: Params,
     prompts: Sequence[Prompt],
-    scorer: rewards.Scorer,
+    scorer: judge.Scorer,
     config: EvalConfig,
     sampling: experience.RolloutConfig,
     key: Array,

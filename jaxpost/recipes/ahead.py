@@ -24,10 +24,10 @@ import numpy as np
 
 from jaxpost import rewards, rollout, writer
 from jaxpost.data.prompts import Prompt
-from jaxpost.recipes import experience, setup
-from jaxpost.recipes.experience import Experience, Group, Pending, RolloutConfig
+from jaxpost.recipes import course, experience
+from jaxpost.recipes.experience import Experience, Group, Pending
 from jaxpost.rollout import UNFINISHED, Rollout
-from jaxpost.typing import Array, Params
+from jaxpost.typing import Params
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +37,19 @@ SAMPLING = 1 << 29  # a step that no run reaches, for the key
 class Rollouts:
     """`next` gives the rollout of each step, in order; a source of state that can be saved.
 
+    A completion is drawn by its group's number in the run.
+
     Args:
+      config: a recipe's, of which `rollout` and `steps` are read.
       take: `(step, count)` → the prompts to begin with for the rollout of a step.
-      find: a prompt by its row, as `PromptStream.prompt`.
-      steps: the last rollout.
-      key: of the run; a completion is drawn by its group's number in the run.
     """
 
     def __init__(
-        self,
-        policy: setup.Policy,
-        config: RolloutConfig,
-        scorer: rewards.Scorer,
-        take: Callable[[int, int], list[Prompt]],
-        find: Callable[[int], Prompt | None],
-        *,
-        steps: int,
-        key: Array,
+        self, config: Any, opened: course.Opened, take: Callable[[int, int], list[Prompt]]
     ):
-        self._policy, self._config, self._scorer = policy, config, scorer
-        self._take, self._find, self._steps = take, find, steps
-        self._key = jax.random.fold_in(key, SAMPLING)
+        self._policy, self._scorer, self._find = opened.policy, opened.scorer, opened.data.prompt
+        self._config, self._steps, self._take = config.rollout, config.steps, take
+        self._key = jax.random.fold_in(opened.key, SAMPLING)
         self._sampled = 0  # rollouts so far
         self._numbers = itertools.count()
         self._begun: list[tuple[int, Group]] = []  # not done, or not of a rollout yet
@@ -136,15 +128,6 @@ class Rollouts:
         scored = [rewards.Scored(*(nan_of(one[0]), *one[1:])) for one in state["scored"]]
         texts = [item.completion for item in experience.items_of(self._policy, prompt, drawn)]
         return group._replace(texts=texts, scored=lambda: scored)
-
-
-def staleness(found: Experience) -> dict[str, float]:
-    """What is logged of how far the policy has moved on, in rollouts trained on since."""
-    stale = found.staleness[found.rollout.mask]
-    return {
-        "staleness/mean": float(np.mean(stale)),
-        "staleness/max": float(np.max(stale, initial=0)),
-    }
 
 
 def copied(found: Rollout) -> Rollout:

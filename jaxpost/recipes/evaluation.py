@@ -43,15 +43,17 @@ class EvalConfig:
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
-def refuse_unused(config: EvalConfig) -> None:
+def refuse_unused(config: Any, used: Sequence[str] = ()) -> None:
     """Refuses what was set for an evaluation that has no data.
+
+    `config` is a dataclass with a default for each key; those `used` have another use as well.
 
     Raises:
       ValueError: it names the first key that is not as by default.
     """
-    default = dataclasses.asdict(EvalConfig())
+    default = dataclasses.asdict(type(config)())
     for key, value in dataclasses.asdict(config).items():
-        if value != default[key]:
+        if key not in used and value != default[key]:
             raise ValueError(
                 f"eval.{key} needs data.eval, the held-out data to measure on; name some, or set "
                 f"eval.{key}={'null' if default[key] is None else default[key]}"

@@ -14,7 +14,6 @@ from jaxpost import (
     compact,
     logps,
     loss_weights,
-    metrics,
     optimizers,
     rewards,
     rollout,
@@ -24,7 +23,7 @@ from jaxpost import (
 from jaxpost.data.prompts import Prompt, PromptConfig
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import setup
+from jaxpost.recipes import judge, setup
 from jaxpost.rollout import Rollout, shapes, text
 from jaxpost.typing import Array, Params
 
@@ -79,11 +78,24 @@ class RolloutConfig:
                 "rollout.stale_after is for tokens of earlier policies, which there are with "
                 "rollout.staleness or rollout.spare"
             )
+        if self.stale_after is not None and not self.spare and self.stale_after < self.staleness:
+            raise ValueError(
+                f"every token is trained {self.staleness} rollouts late (rollout.staleness), and "
+                f"none later than {self.stale_after} (rollout.stale_after): nothing would be "
+                "trained; leave rollout.stale_after out"
+            )
+        if "" in self.stop_strings:
+            raise ValueError("rollout.stop_strings holds an empty text, which is in every text")
 
     @property
     def off_policy(self) -> bool:
         """Whether tokens may come from an earlier policy than that before the update."""
         return self.staleness > 0 or self.spare > 0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are never drawn."""
+        return any(each is not None for each in (self.top_k, self.top_p, self.min_p))
 
     @property
     def rows(self) -> int:
@@ -277,7 +289,7 @@ def sampled(
     prompts: Sequence[Prompt],
     key: Array,
     config: RolloutConfig,
-    scorer: rewards.Scorer,
+    scorer: judge.Scorer,
 ) -> Pending:
     """Samples G completions of each prompt; a group is handed to the reward as soon as it is done.
 
@@ -290,7 +302,7 @@ def sampled(
     return Pending([groups[number] for number in range(len(prompts))])
 
 
-def submitted(policy: setup.Policy, group: Group, scorer: rewards.Scorer) -> Group:
+def submitted(policy: setup.Policy, group: Group, scorer: judge.Scorer) -> Group:
     """A group that is done, handed to the reward."""
     items = items_of(policy, group.prompt, group.rollout)
     texts = [item.completion for item in items]
@@ -314,7 +326,7 @@ def collect(
     prompts: Sequence[Prompt],
     key: Array,
     config: RolloutConfig,
-    scorer: rewards.Scorer,
+    scorer: judge.Scorer,
     watch: writer.Stopwatch,
 ) -> Experience:
     """Samples completions and waits for the rewards that have not come meanwhile."""
@@ -481,82 +493,3 @@ def restarted(
     """The state with its optimizer as at the start, the learning rate's schedule aside."""
     chosen = train_step.select(state.params, trainable)
     return state._replace(opt_state=optimizers.restarted(optimizer, state.opt_state, chosen))
-
-
-def agreement(old_logps: Array, rows: Rows) -> dict[str, float]:
-    """How far the sampler's own numbers are from the trainer's, at the same parameters."""
-    same = rows.completion_mask & (rows.staleness == 0)
-    if not same.any():
-        return {}
-    gaps = np.abs(np.asarray(old_logps) - rows.sampler_logps)[same]
-    name = "sampling/sampling_logp_difference"
-    return {f"{name}/mean": float(np.mean(gaps)), f"{name}/max": float(np.max(gaps, initial=0.0))}
-
-
-def summary(experience: Experience) -> dict[str, float]:
-    """What is logged of a rollout: rewards and their parts, missing ones, lengths."""
-    values, lengths = experience.rewards, experience.lengths
-    there, cut = ~np.isnan(values), experience.truncated
-    full = np.where(there, values, 0.0)
-    means = full.sum(1) / np.maximum(there.sum(1), 1)
-    squares = np.where(there, (values - means[:, None]) ** 2, 0.0).sum(1)
-    deviations = np.sqrt(squares / np.maximum(there.sum(1) - 1, 1))
-    out = {
-        "reward": mean(values[there]),
-        "reward_std": float(np.mean(deviations)),
-        "frac_reward_zero_std": float(metrics.equal_groups(jnp.asarray(values))) / len(values),
-        "rewards/missing": float(metrics.missing_rewards(jnp.asarray(values))),
-        "completions/mean_length": float(np.mean(lengths)),
-        "completions/min_length": float(np.min(lengths)),
-        "completions/max_length": float(np.max(lengths)),
-        "completions/mean_terminated_length": mean(lengths[~cut]),
-        "completions/clipped_ratio": float(np.mean(cut)),
-    }
-    return out | parts_of(experience.scored) | failures_of(experience.scored)
-
-
-def mean(values: np.ndarray) -> float:
-    """The mean; 0 of nothing."""
-    return float(np.mean(values)) if values.size else 0.0
-
-
-def parts_of(scored: Sequence[rewards.Scored]) -> dict[str, float]:
-    """Mean and deviation of each part, over the completions that have it."""
-    found: dict[str, list[float]] = {}
-    for each in scored:
-        for name, value in each.parts.items():
-            found.setdefault(name, []).append(value)
-    out = {}
-    for name, values in sorted(found.items()):
-        out[f"rewards/{name}/mean"] = float(np.mean(values))
-        out[f"rewards/{name}/std"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return out
-
-
-def failures_of(scored: Sequence[rewards.Scored]) -> dict[str, float]:
-    """How many rewards are missing, by kind."""
-    kinds = [each.failure for each in scored if each.failure is not None]
-    return {f"rewards/failed/{kind}": float(kinds.count(kind)) for kind in sorted(set(kinds))}
-
-
-def records(experience: Experience, advantages: Any, count: int) -> list[Mapping[str, Any]]:
-    """The first completions as `samples.jsonl` keeps them; `advantages` [B, T], 0 off the mask."""
-    out = []
-    largest = np.asarray(advantages)
-    largest = np.max(largest, 1) + np.min(largest, 1)  # of either sign, the same at every token
-    for row in range(min(count, len(experience.texts))):
-        prompt, scored = experience.prompts[row // experience.completions], experience.scored[row]
-        out.append(
-            {
-                "prompt": prompt.prompt,
-                "completion": experience.texts[row],
-                "reward": None if np.isnan(scored.value) else scored.value,
-                "advantage": float(largest[row]),
-                "parts": dict(scored.parts),
-                "reason": scored.failure or scored.reason,
-                "tokens": int(experience.rollout.lengths[row]),
-                "stop": rollout.REASONS[int(experience.rollout.stop_reasons[row])],
-                "where": prompt.where,
-            }
-        )
-    return out

@@ -22,8 +22,7 @@ reward is in no baseline and in no weight.
 
 import contextlib
 import dataclasses
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -33,8 +32,6 @@ import optax
 
 from jaxpost import (
     advantages,
-    checkpoint,
-    coefficients,
     compact,
     logps,
     loss_weights,
@@ -42,20 +39,26 @@ from jaxpost import (
     metrics,
     optimizers,
     rewards,
-    runs,
     train_step,
     writer,
 )
-from jaxpost import config as configs
 from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import accuracy, ahead, experience, setup
+from jaxpost.recipes import (
+    accuracy,
+    ahead,
+    controllers,
+    course,
+    dynamic,
+    experience,
+    setup,
+    support,
+    told,
+)
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Config:
     entropy_target: float | None = option(
         None,
         "hold the entropy from below: the weight rises from entropy_coef by entropy_step a rollout "
-        "while it is under this, falls above, and counts only under it (Skywork-OR1)",
+        "while the last one's was under this, falls above, and counts only under it (Skywork-OR1)",
         "nats a token",
         above=0,
     )
@@ -129,7 +132,7 @@ class Config:
     samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
     seed: int = option(0, "of everything random", least=0)
     eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
+    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
     log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
     resume_anyway: bool = option(False, "resume although the configuration was changed")
 
@@ -137,21 +140,13 @@ class Config:
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
-        if self.advantage != "greedy_baseline":
-            experience.check_groups(self.rollout)
-        if self.std_epsilon != 1e-6 and self.advantage not in NORMALIZED:
-            raise ValueError(f"std_epsilon is for advantage: {' or '.join(NORMALIZED)}")
-        if self.entropy_step != 0.005 and self.entropy_target is None:
-            raise ValueError("entropy_step is for entropy_target")
         experience.check_importance(self.rollout, self.importance)
-        if self.loss == "reinforce" and (self.clip_low or self.clip_high):
-            raise ValueError("loss: reinforce has no clip; remove clip_low and clip_high")
-        if self.kl != "k3" and not self.kl_coef:
-            raise ValueError("kl is the estimator of the KL term, which kl_coef: 0 leaves out")
-        if self.loss == "sapo" and (self.clip_low or self.clip_high):
-            raise ValueError("loss: sapo has no clip; remove clip_low and clip_high")
-        if self.overlong_margin > self.rollout.max_new_tokens:
-            raise ValueError("overlong_margin is above rollout.max_new_tokens")
+        used = ["correct"] if self.dynamic_sampling else []
+        accuracy.check_held_out(self.data, self.eval, self.checkpoint, used)
+        if self.advantage != "greedy_baseline" or self.dynamic_sampling:
+            experience.check_groups(self.rollout)
+        for told_so in contradictions(self):
+            raise ValueError(told_so)
 
     @property
     def updates(self) -> int:
@@ -160,7 +155,7 @@ class Config:
 
     @property
     def on_policy(self) -> bool:
-        """Whether the only update of a rollout is at the parameters that sampled it."""
+        """Whether a rollout has one update, so that its ratios are all 1."""
         return self.epochs * self.minibatches == 1
 
     def scores_old(self, step: int) -> bool:
@@ -169,6 +164,43 @@ class Config:
         return compares or not self.on_policy
 
 
+def contradictions(config: Config) -> Iterator[str]:
+    """Keys that would do nothing, and choices that would not be what they are called."""
+    if config.std_epsilon != 1e-6 and config.advantage not in NORMALIZED:
+        yield f"std_epsilon is for advantage: {' or '.join(NORMALIZED)}"
+    if config.entropy_step != 0.005 and config.entropy_target is None:
+        yield "entropy_step is for entropy_target"
+    if config.loss not in CLIPS and (config.clip_low or config.clip_high):
+        yield f"loss: {config.loss} has no clip; remove clip_low and clip_high"
+    if config.kl != "k3" and not config.kl_coef:
+        yield "kl is the estimator of the KL term, which kl_coef: 0 leaves out"
+    if config.overlong_margin > config.rollout.max_new_tokens:
+        yield "overlong_margin is above rollout.max_new_tokens"
+    if config.refills != 10 and not config.dynamic_sampling:
+        yield "refills is for dynamic_sampling"
+    if config.loss == "gspo" and config.aggregation != "sequence_mean":
+        yield "loss: gspo is a mean over sequences; set aggregation: sequence_mean"
+    if config.loss == "reinforce" and not config.on_policy:
+        yield (
+            "loss: reinforce has no ratio to correct for the updates before, so epochs and "
+            "minibatches are 1; or use another loss"
+        )
+    if config.advantage == "optimal_baseline" and not (
+        config.on_policy and not config.rollout.off_policy
+    ):
+        yield (
+            "advantage: optimal_baseline is for tokens of the policy itself: epochs and "
+            "minibatches are 1, and rollout.staleness and rollout.spare 0; or use another"
+        )
+
+
+# A loss's own clip_low and clip_high; the others have none.
+CLIPS = {
+    "ppo_clip": (0.2, 0.2),
+    "ppo_dual_clip": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 0.28),
+}
 NORMALIZED = {
     "group_normalized": advantages.group_normalized,
     "batch_normalized": advantages.batch_normalized,
@@ -182,22 +214,23 @@ GROUPED = {
 
 
 class Batch(NamedTuple):
-    """Completions as rows [B, T]; 0 outside the mask. `ref_logps` is None without a KL term.
+    """Completions as rows [B, T]; 0 outside the mask.
 
-    `read` is what the model reads, as rows or in fewer (`compact`). `loss_weights` are 1 on the
-    tokens to train, until `make_update` fixes them over its update. On policy `old_logps` are not
-    looked at. `entropy_weights` are the bonus's coefficient.
+    `read` is what the model reads, as rows or in fewer (`compact`). `trained` are the tokens to
+    train on, of which `weigh` makes the loss weights of an update. On policy `old_logps` are not
+    looked at. `of_terms` is what single terms need: `ref_logps`, and `entropy_weights`, the
+    bonus's coefficient.
     """
 
     read: Any
     targets: Any
     completion_mask: Any
+    trained: Any
     loss_weights: Any
     advantages: Any
     old_logps: Any
     sampler_logps: Any
-    ref_logps: Any
-    entropy_weights: Any
+    of_terms: dict[str, Any]
 
 
 class Given(NamedTuple):
@@ -206,222 +239,170 @@ class Given(NamedTuple):
     loss_weights: Array
     advantages: Array
     old_logps: Array
-    ref_logps: Array
-    entropy_weights: Array
+    of_terms: dict[str, Array]
 
 
-def given_of(batch: Batch) -> Given:
-    """Without a reference the old log-probabilities stand in, and nothing looks at them."""
-    ref = batch.old_logps if batch.ref_logps is None else batch.ref_logps
-    return Given(batch.loss_weights, batch.advantages, batch.old_logps, ref, batch.entropy_weights)
+Term = Callable[[logps.TokenScores, Given], Array]
+
+
+# The update ------------------------------------------------------------------------------------
 
 
 def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
     settings = experience.score_settings(config.rollout, model)
-    policy_loss = make_policy_loss(config)
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        def token_loss(scores: logps.TokenScores, *data: Array) -> Array:
-            given = Given(*data)
-            loss = policy_loss(scores.logps, given, batch)
-            if config.kl_coef:
-                loss += config.kl_coef * kl_term(config, scores.logps, given)
-            if config.entropy_coef or config.entropy_target is not None:
-                loss += given.entropy_weights * losses.entropy_bonus(scores.entropies)
-            return given.loss_weights * loss
+        policy = policy_term(config, batch)
+        terms = [policy, *further_terms(config)]
+        given = Given(batch.loss_weights, batch.advantages, batch.old_logps, batch.of_terms)
+        data, tree = jax.tree.flatten(given)
 
-        given, hidden = given_of(batch), compact.hidden(model, params, batch.read)
+        def token_loss(scores: logps.TokenScores, *data: Array) -> Array:
+            here = jax.tree.unflatten(tree, data)
+            return here.loss_weights * sum(term(scores, here) for term in terms)
+
+        hidden = compact.hidden(model, params, batch.read)
         scored = (hidden, model.head(params), batch.targets, batch.completion_mask, settings)
         if config.loss == "gspo":  # a token's loss depends on its whole sequence
             scores = logps.score_hidden(*scored)
-            loss = jnp.sum(token_loss(scores, *given))
+            loss = jnp.sum(token_loss(scores, *data))
         else:
-            loss, scores = logps.loss_of_hidden(*scored, token_loss, *given)
-        return loss, measures(config, jax.lax.stop_gradient(scores), given)
+            loss, scores = logps.loss_of_hidden(*scored, token_loss, *data)
+        scores = jax.lax.stop_gradient(scores)
+        of_policy = jnp.sum(given.loss_weights * policy(scores, given))
+        return loss, {"policy_loss": of_policy, **measures(config, scores, batch, given)}
 
     return objective
 
 
-def old_of(config: Config, logps: Array, given: Given) -> Array:
-    """Those of the policy that sampled; in the only update of a rollout that is the policy."""
-    return jax.lax.stop_gradient(logps) if config.on_policy else given.old_logps
+def new_and_old(config: Config, scores: logps.TokenScores, given: Given) -> tuple[Array, Array]:
+    """Log-probabilities now and before the update, which its only update does not change."""
+    new = support.kept(scores.logps, given.old_logps)
+    return new, jax.lax.stop_gradient(new) if config.on_policy else given.old_logps
 
 
-def make_policy_loss(config: Config) -> Callable[[Array, Given, Batch], Array]:
-    """`(logps, given, batch) -> loss` of each token; only GSPO looks at the batch."""
-    named = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    clip = {name: value for name, value in named.items() if value is not None}
-    if config.loss == "reinforce":
-        return lambda logps, given, batch: losses.reinforce(logps, given.advantages)
-    if config.loss == "gspo":
-        return lambda logps, given, batch: gspo(config, clip, logps, given, batch)
-    loss = {
+def policy_term(config: Config, batch: Batch) -> Term:
+    """The loss of a token by its advantage; only GSPO looks at the batch."""
+    clip = clip_of(config)
+    by_ratio = {
         "ppo_clip": losses.ppo_clip,
         "ppo_dual_clip": losses.ppo_dual_clip,
         "cispo": losses.cispo,
         "sapo": losses.sapo,
-    }[config.loss]
-    return lambda logps, given, batch: loss(
-        logps, old_of(config, logps, given), given.advantages, **clip
-    )
+    }
+
+    def term(scores: logps.TokenScores, given: Given) -> Array:
+        new, old = new_and_old(config, scores, given)
+        if config.loss == "reinforce":
+            found = losses.reinforce(new, given.advantages)
+        elif config.loss == "gspo":
+            ratios = sequence_log_ratios(new, old, batch)
+            found = losses.gspo_token(new, ratios, given.advantages, **clip)
+        else:
+            found = by_ratio[config.loss](new, old, given.advantages, **clip)
+        return jnp.where(support.inside(scores.logps), found, 0.0)
+
+    return term
 
 
-def gspo(config: Config, clip: dict[str, float], logps: Array, given: Given, batch: Batch) -> Array:
-    """GSPO token by token, which with weights of `sequence_mean` is GSPO."""
-    log_ratios = loss_weights.sequence_means(
-        jax.lax.stop_gradient(logps) - old_of(config, logps, given),
-        batch.completion_mask,
-    )
-    return losses.gspo_token(logps, log_ratios, given.advantages, **clip)
+def clip_of(config: Config) -> dict[str, float]:
+    """The clip of the loss, for those that have one."""
+    if config.loss not in CLIPS:
+        return {}
+    low, high = CLIPS[config.loss]
+    return {
+        "clip_low": low if config.clip_low is None else config.clip_low,
+        "clip_high": high if config.clip_high is None else config.clip_high,
+    }
 
 
-def kl_term(config: Config, logps: Array, given: Given) -> Array:
+def sequence_log_ratios(new: Array, old: Array, batch: Batch) -> Array:
+    """GSPO's log s: with weights of `sequence_mean`, GSPO-token is GSPO."""
+    gaps = jax.lax.stop_gradient(new) - old
+    return loss_weights.sequence_means(gaps, batch.completion_mask)
+
+
+def further_terms(config: Config) -> Iterator[Term]:
+    """The KL term and the entropy bonus, where they are asked for."""
+    if config.kl_coef:
+        yield lambda scores, given: config.kl_coef * kl_term(config, scores, given)
+    if has_bonus(config):
+        yield (
+            lambda scores, given: (
+                given.of_terms["entropy_weights"] * losses.entropy_bonus(scores.entropies)
+            )
+        )
+
+
+def has_bonus(config: Config) -> bool:
+    return bool(config.entropy_coef) or config.entropy_target is not None
+
+
+def kl_term(config: Config, scores: logps.TokenScores, given: Given) -> Array:
     """The KL estimate of each token, with the gradient that its name stands for."""
+    ref = given.of_terms["ref_logps"]
     if config.kl == "k3_weighted":
-        return losses.kl_k3_weighted(logps, old_of(config, logps, given), given.ref_logps)
+        _, old = new_and_old(config, scores, given)
+        return support.within(losses.kl_k3_weighted, scores.logps, old, ref)
     estimate = {"k2": losses.kl_k2, "k3": losses.kl_k3, "k3_plus": losses.kl_k3_plus}[config.kl]
-    return estimate(logps, given.ref_logps)
+    return support.within(estimate, scores.logps, ref)
 
 
-def measures(config: Config, scores: logps.TokenScores, given: Given) -> dict[str, Array]:
-    """Sums over the tokens that are trained; `summary` divides them by their number."""
-    old = old_of(config, scores.logps, given)
-    clip = {"clip_low": config.clip_low or 0.2, "clip_high": config.clip_high or 0.2}
-    clipped = metrics.clip_fraction(scores.logps, old, given.advantages, **clip)
+def measures(
+    config: Config, scores: logps.TokenScores, batch: Batch, given: Given
+) -> dict[str, Array]:
+    """Sums over the tokens that are trained, whatever their weight; `summary` divides them."""
+    new, old = new_and_old(config, scores, given)
     per_token = {
-        "tokens": jnp.ones_like(scores.logps),
+        "tokens": jnp.ones_like(new),
         "entropy": scores.entropies,
-        "clip_ratio/low_mean": jnp.where(given.advantages < 0, clipped, 0.0),
-        "clip_ratio/high_mean": jnp.where(given.advantages > 0, clipped, 0.0),
-        "clip_ratio/region_mean": clipped,
-        "approx_kl": metrics.approx_kl(scores.logps, old),
+        "approx_kl": metrics.approx_kl(new, old),
     }
     if config.kl_coef:
-        per_token["kl"] = losses.kl_k3(scores.logps, given.ref_logps)
-    trained = given.loss_weights != 0
-    return {name: jnp.sum(jnp.where(trained, x, 0.0)) for name, x in per_token.items()}
+        ref = given.of_terms["ref_logps"]
+        per_token["kl"] = support.within(losses.kl_k3, scores.logps, ref)
+    if config.rollout.truncates:
+        per_token["outside_support"] = ~support.inside(scores.logps)
+    if config.loss in CLIPS:
+        per_token |= clipped(config, new, old, batch)
+    return {name: jnp.sum(jnp.where(batch.trained, x, 0.0)) for name, x in per_token.items()}
 
 
-def make_batch(
-    config: Config,
-    found: Experience,
-    rows: experience.Rows,
-    old: Array,
-    ref: Array | None,
-    *,
-    entropy_weight: float = 0.0,
-    greedy: Array | None = None,
-) -> Batch:
-    """Advantages from rewards, and which tokens are trained; `greedy` [P] are ReMax's baselines."""
-    trained = ~np.isnan(found.rewards)
-    if config.mask_truncated:
-        trained &= ~found.truncated
-    return Batch(
-        read=experience.plain(rows),
-        targets=rows.targets,
-        completion_mask=rows.completion_mask,
-        loss_weights=rows.loss_weights * trained.reshape(-1, 1),
-        advantages=token_advantages(config, found, rows.completion_mask, greedy),
-        old_logps=old,
-        sampler_logps=rows.sampler_logps,
-        ref_logps=ref,
-        entropy_weights=np.where(rows.completion_mask, np.float32(entropy_weight), 0.0),
-    )
+def clipped(config: Config, new: Array, old: Array, batch: Batch) -> dict[str, Array]:
+    """Where the loss's own clip takes effect, of so many tokens; of sequences in GSPO."""
+    shares = jnp.ones_like(new)
+    if config.loss == "gspo":
+        new, old = sequence_log_ratios(new, old, batch), jnp.zeros_like(old)
+        totals = loss_weights.sequence_totals(batch.trained.astype(jnp.float32), None)
+        shares = shares / jnp.maximum(totals, 1.0)
+    hit = shares * metrics.clip_fraction(new, old, batch.advantages, **clip_of(config))
+    if config.loss == "cispo":
+        return {"clip/of": shares, "clip/weight": hit}
+    return {
+        "clip/of": shares,
+        "clip/low": jnp.where(batch.advantages < 0, hit, 0.0),
+        "clip/high": jnp.where(batch.advantages > 0, hit, 0.0),
+    }
 
 
-def token_advantages(
-    config: Config, found: Experience, mask: Any, greedy: Array | None = None
-) -> Array:
-    """[B, T]: each completion's advantage at its tokens, of the shaped rewards."""
-    values, lengths, mask = (
-        jnp.asarray(found.rewards),
-        jnp.asarray(found.lengths),
-        jnp.asarray(mask),
-    )
-    if config.overlong_margin:
-        most = config.rollout.max_new_tokens
-        values += advantages.overlong_penalty(
-            lengths, max_length=most, margin=config.overlong_margin
-        )
-    if config.advantage == "reinforce_plus_plus_baseline":
-        return advantages.reinforce_plus_plus_baseline(values, mask)
-    if config.advantage == "optimal_baseline":
-        return advantages.per_token(advantages.optimal_baseline(values, lengths), mask)
-    if config.advantage == "greedy_baseline":
-        assert greedy is not None
-        return advantages.per_token(advantages.greedy_baseline(values, greedy), mask)
-    if config.advantage in NORMALIZED:
-        scaled = NORMALIZED[config.advantage](values, epsilon=config.std_epsilon)
-        return advantages.per_token(scaled, mask)
-    return advantages.per_token(GROUPED[config.advantage](values), mask)
-
-
-def greedy_rewards(
-    config: Config,
-    policy: setup.Policy,
-    params: Params,
-    found: Experience,
-    key: Array,
-    scorer: rewards.Scorer,
-    watch: writer.Stopwatch,
-) -> Array | None:
-    """[P], of each prompt's most probable completion, for ReMax; NaN where it has no reward."""
-    if config.advantage != "greedy_baseline":
-        return None
-    greedy = accuracy.greedy(config.rollout)
-    one = experience.collect(policy, params, found.prompts, key, greedy, scorer, watch)
-    return jnp.asarray(one.rewards[:, 0])
-
-
-class EntropyController:
-    """The weight of the entropy bonus: fixed, or adapting to `entropy_target`.
-
-    The entropy that it goes by is that of the rollout before, as its update measured it.
-    """
-
-    def __init__(self, config: Config):
-        self._config = config
-        self._coef, self.weight = config.entropy_coef, config.entropy_coef
-
-    def adapt(self, entropy: float) -> None:
-        """`entropy` in nats a token, of the last rollout."""
-        if self._config.entropy_target is not None:
-            coef, weight = coefficients.adaptive_entropy(
-                self._coef,
-                entropy,
-                target=self._config.entropy_target,
-                step=self._config.entropy_step,
-            )
-            self._coef, self.weight = float(coef), float(weight)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"coef": self._coef, "weight": self.weight}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._coef, self.weight = state["coef"], state["weight"]
-
-
-def weighted(config: Config, batch: Batch) -> Batch:
-    """Fixes the weights over the whole update, before it is split."""
-    chosen = batch.loss_weights
+def weigh(config: Config, batch: Batch) -> Batch:
+    """Fixes the loss weights over the whole update, before it is split."""
     if config.aggregation == "fixed_length":
-        length, rows = config.rollout.max_new_tokens, chosen.shape[0]
-        weights = loss_weights.fixed_length(chosen, length, rows)
+        length, rows = config.rollout.max_new_tokens, batch.trained.shape[0]
+        weights = loss_weights.fixed_length(batch.trained, length, rows)
     else:
         weights = {
             "sequence_mean": loss_weights.sequence_mean,
             "token_mean": loss_weights.token_mean,
             "sequence_sum_mean": loss_weights.sequence_sum_mean,
-        }[config.aggregation](chosen)
+        }[config.aggregation](batch.trained)
     factor = experience.correction(config.importance, batch.old_logps, batch.sampler_logps)
     return batch._replace(loss_weights=weights * factor)
 
 
 def make_update(
-    config: Config,
-    policy: setup.Policy,
-    optimizer: optax.GradientTransformation,
+    config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
 ) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
     """The jitted update; the state's buffers are donated."""
     step = train_step.make_train_step(
@@ -430,139 +411,191 @@ def make_update(
         microbatches=config.microbatches,
         trainable=policy.trainable,
     )
-    return jax.jit(lambda state, batch: step(state, weighted(config, batch)), donate_argnums=0)
+    return jax.jit(lambda state, batch: step(state, weigh(config, batch)), donate_argnums=0)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
-    """What is logged of a rollout's updates: the mean loss, and ratios of sums over all."""
-    total = jax.tree.map(lambda *each: sum(each), *sums)
-    count, tokens = len(sums), total.pop("tokens")
-    out = {"loss": total.pop("loss") / count, "grad_norm": total.pop("grad_norm") / count}
-    return out | {name: metrics.ratio(value, tokens) for name, value in total.items()}
-
-
-def refilled(
-    config: Config,
-    policy: setup.Policy,
-    params: Params,
-    seen: Experience,
-    data: prompt_data.PromptStream,
-    key: Array,
-    scorer: rewards.Scorer,
-    watch: writer.Stopwatch,
-) -> tuple[Experience, dict[str, float]]:
-    """What is trained of a rollout: with dynamic sampling, prompts that are solved now and then.
-
-    Raises:
-      ValueError: after all refills no group has both right and wrong completions.
-    """
-    if not config.dynamic_sampling:
-        return seen, {}
-    for refill in range(1, config.refills + 1):
-        if len(mixed(config, seen)) >= config.rollout.prompts:
-            break
-        prompts, here = data.take(config.rollout.prompts), jax.random.fold_in(key, refill)
-        more = experience.collect(policy, params, prompts, here, config.rollout, scorer, watch)
-        seen = experience.join([seen, more])
-    return chosen(config, seen)
-
-
-def mixed(config: Config, found: Experience) -> list[int]:
-    """The prompts of which some completions are correct and some are not."""
-    correct = jnp.asarray(found.rewards >= config.eval.correct)
-    chosen = advantages.mixed_groups(correct, jnp.asarray(~np.isnan(found.rewards)))
-    return np.flatnonzero(np.asarray(chosen)).tolist()
-
-
-def chosen(config: Config, seen: Experience) -> tuple[Experience, dict[str, float]]:
-    """As many prompts as a rollout has: mixed ones, and where they are too few, others."""
-    kept, wanted = mixed(config, seen), config.rollout.prompts
-    others = [p for p in range(len(seen.prompts)) if p not in kept]
-    if not kept:
-        raise ValueError(
-            f"dynamic_sampling: of {len(seen.prompts)} prompts none has both right and wrong "
-            "completions; use easier or harder prompts, more rollout.completions, or leave it out"
+    """What is logged of a rollout's updates: mean losses, and ratios of sums over all."""
+    total, count = jax.tree.map(lambda *each: sum(each), *sums), len(sums)
+    out = {name: total.pop(name) / count for name in ("loss", "grad_norm", "policy_loss")}
+    tokens = total.pop("tokens")
+    clip = {name: total.pop(name) for name in list(total) if name.startswith("clip/")}
+    out |= {name: metrics.ratio(value, tokens) for name, value in total.items()}
+    if "clip/weight" in clip:
+        out["cispo_clip_ratio"] = metrics.ratio(clip["clip/weight"], clip["clip/of"])
+    elif clip:
+        low, high = (
+            jnp.stack([metrics.ratio(each[name], each["clip/of"]) for each in sums])
+            for name in ("clip/low", "clip/high")
         )
-    missing = max(wanted - len(kept), 0)
-    return seen.groups([*kept[:wanted], *others[:missing]]), {
-        "dynamic/sampled": float(len(seen.prompts)),
-        "dynamic/equal": float(len(others)),
-        "dynamic/left_over": float(max(len(kept) - wanted, 0)),
-        "dynamic/filled": float(missing),
-    }
+        out |= {
+            "clip_ratio/low_mean": metrics.ratio(clip["clip/low"], clip["clip/of"]),
+            "clip_ratio/low_min": jnp.min(low),
+            "clip_ratio/high_mean": metrics.ratio(clip["clip/high"], clip["clip/of"]),
+            "clip_ratio/high_max": jnp.max(high),
+        }
+        out["clip_ratio/region_mean"] = out["clip_ratio/low_mean"] + out["clip_ratio/high_mean"]
+    return out
+
+
+# The batch -------------------------------------------------------------------------------------
+
+
+class Gains(NamedTuple):
+    """Which tokens are trained, and the advantage of each [B, T]."""
+
+    trained: Array
+    advantages: Array
+
+
+def in_groups(config: Config, found: Experience, rows: experience.Rows) -> Gains:
+    """Each completion against the others of its prompt."""
+    trained = trained_tokens(config, found, rows, ~np.isnan(found.rewards))
+    values, lengths = shaped(config, found), jnp.asarray(found.lengths)
+    if config.advantage == "reinforce_plus_plus_baseline":
+        return Gains(trained, advantages.reinforce_plus_plus_baseline(values, trained))
+    if config.advantage == "optimal_baseline":
+        gains = advantages.optimal_baseline(values, lengths)
+    elif config.advantage in NORMALIZED:
+        gains = NORMALIZED[config.advantage](values, epsilon=config.std_epsilon)
+    else:
+        gains = GROUPED[config.advantage](values)
+    return Gains(trained, advantages.per_token(gains, jnp.asarray(rows.completion_mask)))
+
+
+def against_greedy(
+    config: Config, found: Experience, greedy: Experience, rows: experience.Rows
+) -> Gains:
+    """Each completion against the most probable one of its prompt (ReMax); both are shaped."""
+    baselines = shaped(config, greedy)[:, 0]
+    there = ~np.isnan(found.rewards) & ~np.isnan(greedy.rewards)
+    gains = advantages.greedy_baseline(shaped(config, found), baselines)
+    return Gains(
+        trained_tokens(config, found, rows, there),
+        advantages.per_token(gains, jnp.asarray(rows.completion_mask)),
+    )
+
+
+def shaped(config: Config, found: Experience) -> Array:
+    """[P, G]: rewards, with the penalty of what is nearly too long."""
+    values = jnp.asarray(found.rewards)
+    if not config.overlong_margin:
+        return values
+    return values + advantages.overlong_penalty(
+        jnp.asarray(found.lengths),
+        max_length=config.rollout.max_new_tokens,
+        margin=config.overlong_margin,
+    )
+
+
+def trained_tokens(
+    config: Config, found: Experience, rows: experience.Rows, there: np.ndarray
+) -> Array:
+    """[B, T]: of completions that are `there` [P, G], the tokens that are not too stale."""
+    if config.mask_truncated:
+        there = there & ~found.truncated
+    return jnp.asarray((rows.loss_weights != 0) & there.reshape(-1, 1))
+
+
+def make_batch(
+    config: Config,
+    rows: experience.Rows,
+    gains: Gains,
+    old: Array,
+    of_terms: dict[str, Array] | None = None,
+) -> Batch:
+    """Rows with what the losses need; tokens that `old` could not have drawn are not trained."""
+    trained = gains.trained & support.inside(old)
+    return Batch(
+        read=experience.plain(rows),
+        targets=rows.targets,
+        completion_mask=rows.completion_mask,
+        trained=trained,
+        loss_weights=trained.astype(jnp.float32),
+        advantages=gains.advantages,
+        old_logps=support.kept(old, rows.sampler_logps),
+        sampler_logps=rows.sampler_logps,
+        of_terms=of_terms or {},
+    )
+
+
+def entropy_weights(rows: experience.Rows, weight: float) -> Array:
+    """[B, T], of the bonus."""
+    return jnp.where(rows.completion_mask, jnp.float32(weight), 0.0)
+
+
+def greedy_completions(
+    config: Config,
+    opened: course.Opened,
+    params: Params,
+    found: Experience,
+    key: Array,
+    watch: writer.Stopwatch,
+) -> Experience:
+    """The most probable completion of each prompt, for ReMax."""
+    sampling = accuracy.greedy(config.rollout)
+    return experience.collect(
+        opened.policy, params, found.prompts, key, sampling, opened.scorer, watch
+    )
 
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
-    setup.check_devices()
-    resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(
-            runs.open_run(
-                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
-            )
-        )
+        run = course.open_run(config, stack)
         if run.finished:
             return run.exit_code
-        key = jax.random.key(config.seed)
-        policy = setup.load_policy(config.model, key)
+        opened = course.open_parts(config, run, stack)
+        policy, data = opened.policy, opened.data
         optimizer, schedule = optimizers.make_optimizer(config.optimizer, config.updates)
         state = train_step.init_state(policy.params, optimizer, trainable=policy.trainable)
-        fitting = experience.that_fit(config.data, config.rollout, policy.model)
-        data = prompt_data.PromptStream(fitting, policy.tokenizer, seed=config.seed)
-        stack.callback(data.close)
-        scorer = stack.enter_context(rewards.Scorer(config.reward))
-        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         reference = experience.starting_point(policy) if config.kl_coef else None
-        rollouts = ahead.Rollouts(
-            policy,
-            config.rollout,
-            scorer,
-            lambda _, count: data.take(count),
-            data.prompt,
-            steps=config.steps,
-            key=key,
+        rollouts = ahead.Rollouts(config, opened, lambda _, count: data.take(count))
+        entropy = controllers.EntropyController(
+            config.entropy_coef, config.entropy_target, config.entropy_step
         )
-        entropy = EntropyController(config)
         source = experience.Together({"prompts": data, "rollouts": rollouts, "entropy": entropy})
-        start, state, counters = setup.resume(run, saver, state, policy.trainable, source)
-        print(*data.summary, sep="\n")
-        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
+        start, state, here = course.begin(config, opened, state, policy.trainable, source, stack)
+        out, watch = here.out, here.watch
         update = make_update(config, policy, optimizer)
         score = experience.make_scores(policy.model, config.rollout, config.microbatches)
-        evaluate = accuracy.make_evaluation(config, policy, scorer, out)
-        meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
-
         setup.tell_of_schedule(run.changed, config.optimizer, start, config.updates // config.steps)
         if start == 0:
-            with meter.pause():
-                out.write(0, evaluate(0, state.params))
+            course.measure(here, 0, state.params)
         for step in range(start + 1, config.steps + 1):
-            here = jax.random.fold_in(key, step)
-            found = rollouts.next(step, state.params, watch)
-            found, counts = refilled(config, policy, state.params, found, data, here, scorer, watch)
+            order, further = jax.random.split(jax.random.fold_in(opened.key, step))
+            found = seen = rollouts.next(step, state.params, watch)
+            if config.dynamic_sampling:
+                seen = dynamic.refilled(config, opened, state.params, found, further, watch)
+                found, counts = dynamic.kept_of(config, seen)
+                out.write(step, counts)
             rows = experience.rows_of(found, config.rollout.stale_after)
-            out.write(step, {**experience.summary(found), **counts, "epoch": data.epoch})
+            out.write(step, {**told.summary(seen), "epoch": data.epoch})
             if config.rollout.off_policy:
-                out.write(step, ahead.staleness(found))
+                out.write(step, told.staleness(found))
             with watch.part("logps"):
-                old, ref = rows.sampler_logps, None
+                old, of_terms = rows.sampler_logps, {}
                 if config.scores_old(step):
                     old = score(state.params, rows)
-                    out.write(step, experience.agreement(old, rows))
+                    out.write(step, told.agreement(old, rows))
                 if reference is not None:
                     frozen = train_step.merge(reference, state.params, policy.trainable)
-                    ref = score(frozen, rows)
-                jax.block_until_ready((old, ref))
-            greedy = greedy_rewards(config, policy, state.params, found, here, scorer, watch)
-            batch = make_batch(
-                config, found, rows, old, ref, entropy_weight=entropy.weight, greedy=greedy
-            )
-            out.samples(step, experience.records(found, batch.advantages, config.samples))
+                    of_terms["ref_logps"] = score(frozen, rows)
+                if has_bonus(config):
+                    of_terms["entropy_weights"] = entropy_weights(rows, entropy.weight)
+                jax.block_until_ready((old, of_terms))
+            if config.advantage == "greedy_baseline":
+                greedy = greedy_completions(config, opened, state.params, found, further, watch)
+                out.write(step, {"rewards/missing_greedy": float(np.isnan(greedy.rewards).sum())})
+                gains = against_greedy(config, found, greedy, rows)
+            else:
+                gains = in_groups(config, found, rows)
+            batch = make_batch(config, rows, gains, old, of_terms)
+            gained = told.of_completions(batch.advantages, rows.completion_mask)
+            out.samples(step, told.records(found, "train", config.samples, gained))
             with watch.part("update"):
-                sums = []
-                rate = schedule(state.step)
-                for part in experience.passes(batch, config, here, policy.model):
+                sums, rate = [], schedule(state.step)
+                for part in experience.passes(batch, config, order, policy.model):
                     state, measured = update(state, part)
                     sums.append(measured)
                 jax.block_until_ready(state.step)
@@ -571,22 +604,6 @@ def train(config: Config) -> int:
             if config.entropy_target is not None:
                 out.write(step, {"entropy_coef": entropy.weight})
                 entropy.adapt(float(measured["entropy"]))
-            out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
-            stopping, scores = run.should_stop(step), {}
-            with meter.pause():
-                if config.eval.due(step, config.steps):
-                    scores = evaluate(step, state.params)
-                    out.write(step, scores)
-                out.write(step, watch.lap())
-                if saver.due(step) or stopping or step == config.steps:
-                    setup.check(out.flush())
-                    setup.save(
-                        saver, step, state, policy.trainable, source, meter, resolved, scores
-                    )
-                saver.check()
-            if stopping:
+            if course.end_step(config, here, step, state, state.params, seen):
                 return run.exit_code
-        saver.wait()
-        setup.export(run.folder, policy, state.params, config.model.path)
-        run.finish(config.steps)
-        return run.exit_code
+        return course.finish(config, here, state.params)

@@ -20,7 +20,7 @@ number of tokens, so that all updates have one shape.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -30,7 +30,6 @@ import optax
 
 from jaxpost import (
     advantages,
-    checkpoint,
     compact,
     logps,
     loss_weights,
@@ -38,16 +37,14 @@ from jaxpost import (
     metrics,
     optimizers,
     rewards,
-    runs,
     train_step,
     writer,
 )
-from jaxpost import config as configs
 from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import accuracy, ahead, experience, setup
+from jaxpost.recipes import accuracy, ahead, course, experience, setup, support, told
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
@@ -98,7 +95,7 @@ class Config:
     samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
     seed: int = option(0, "of everything random", least=0)
     eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
+    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
     log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
     resume_anyway: bool = option(False, "resume although the configuration was changed")
 
@@ -107,31 +104,44 @@ class Config:
         optimizers.check_warmup(self.optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
         experience.check_groups(self.rollout)
-        if self.loss != "pmd" and self.rollout.off_policy:
-            raise ValueError(
-                f"loss: {self.loss} weighs tokens by the policy before the update, which must have "
-                "drawn them; with rollout.staleness or rollout.spare use loss: pmd, a regression "
-                "that holds for tokens of any policy"
-            )
-        window = None not in (self.log_low, self.log_high)
-        if (self.loss == "pmd_token") != window or (self.log_low is None) != (
-            self.log_high is None
-        ):
-            raise ValueError(
-                "log_low and log_high are both set with loss: pmd_token (their report gives no "
-                "numbers; -0.5 and 0.3 are an example), and not with another loss"
-            )
-        if self.loss == "pmd_token" and self.per_length:
-            raise ValueError("loss: pmd_token is a mean over tokens; remove per_length")
-        if (self.curriculum is None) != (self.curriculum_steps == 0):
-            raise ValueError("curriculum and curriculum_steps are set together, or neither")
-        if self.length_after and not self.length_weight:
-            raise ValueError("length_after is for length_weight above 0")
+        used = ["correct"] if self.length_weight or self.choose == "prioritised" else []
+        accuracy.check_held_out(self.data, self.eval, self.checkpoint, used)
+        for told_so in contradictions(self):
+            raise ValueError(told_so)
 
     @property
     def updates(self) -> int:
         """Optimizer updates of the run."""
         return self.steps * self.epochs * self.minibatches
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """Keys that would do nothing, and choices that do not go together."""
+    if config.loss != "pmd" and config.rollout.off_policy:
+        yield (
+            f"loss: {config.loss} weighs tokens by the policy before the update, which must have "
+            "drawn them; with rollout.staleness or rollout.spare use loss: pmd, a regression that "
+            "holds for tokens of any policy"
+        )
+    window = (config.log_low, config.log_high)
+    if window != (None, None) if config.loss != "pmd_token" else None in window:
+        yield (
+            "log_low and log_high are both set with loss: pmd_token (their report gives no "
+            "numbers; -0.5 and 0.3 are an example), and not with another loss"
+        )
+    if window == (0.0, 0.0):
+        yield "log_low and log_high are both 0: no token that has moved would be trained"
+    if config.loss == "pmd_token" and config.per_length:
+        yield "loss: pmd_token is a mean over tokens; remove per_length"
+    if (config.curriculum is None) != (config.curriculum_steps == 0):
+        yield "curriculum and curriculum_steps are set together, or neither"
+    if config.length_after and not config.length_weight:
+        yield "length_after is for length_weight above 0"
+    if config.length_after >= config.steps:
+        yield (
+            f"length_after is {config.length_after} of {config.steps} rollouts: length_weight "
+            "would never count; make it smaller"
+        )
 
 
 class Batch(NamedTuple):
@@ -170,40 +180,50 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
         scores = logps.score_hidden(
             hidden, model.head(params), batch.targets, batch.completion_mask, settings
         )
-        new = jnp.where(batch.trained, scores.logps, 0.0)
-        return jnp.sum(batch.loss_weights * loss_of(new, batch)), measures(scores, new, batch)
+        new = jnp.where(batch.trained, support.kept(scores.logps, batch.old_logps), 0.0)
+        found = measures(config, scores, new, batch)
+        return jnp.sum(batch.loss_weights * loss_of(new, batch)), found
 
     return objective
 
 
-def measures(scores: logps.TokenScores, new: Array, batch: Batch) -> dict[str, Array]:
+def measures(
+    config: Config, scores: logps.TokenScores, new: Array, batch: Batch
+) -> dict[str, Array]:
     """Sums over completions and tokens that are trained; `summary` divides them."""
     weighed = batch.loss_weights != 0
-    trained = weighed if weighed.ndim == 1 else jnp.any(weighed, axis=1)
-    tokens = jnp.where(trained, jnp.sum(batch.completion_mask, axis=1), 0)
-    moved = jnp.where(trained, jnp.sum(new - batch.old_logps, axis=1), 0.0)
+    completions = weighed if weighed.ndim == 1 else jnp.any(weighed, axis=1)
+    tokens = batch.trained & completions[:, None]
+    moved = jnp.where(completions, jnp.sum(new - batch.old_logps, axis=1), 0.0)
     out = {
-        "sequences": jnp.sum(trained, dtype=jnp.float32),
+        "sequences": jnp.sum(completions, dtype=jnp.float32),
         "tokens": jnp.sum(tokens, dtype=jnp.float32),
-        "entropy": jnp.sum(jnp.where(trained[:, None], scores.entropies, 0.0)),
+        "entropy": jnp.sum(jnp.where(tokens, scores.entropies, 0.0)),
         "log_ratio": jnp.sum(moved),
         "squared_log_ratio": jnp.sum(jnp.square(moved)),
     }
+    if config.rollout.truncates:
+        out["outside_support"] = jnp.sum(tokens & ~support.inside(scores.logps), dtype=jnp.float32)
     return jax.lax.stop_gradient(out)
 
 
 def make_batch(
     config: Config, step: int, found: Experience, rows: experience.Rows, old: Array
 ) -> Batch:
-    """Centred rewards, and which completions are trained on."""
+    """Centred rewards, and which completions are trained on: those with a token to train.
+
+    Tokens that π_old could not have drawn are not.
+    """
+    trained = (rows.loss_weights != 0) & support.inside(old)
+    judged = jnp.asarray(~np.isnan(found.rewards).reshape(-1))
     return Batch(
         read=experience.plain(rows),
         targets=rows.targets,
         completion_mask=rows.completion_mask,
-        trained=rows.loss_weights != 0,
-        old_logps=jnp.where(rows.loss_weights != 0, old, 0.0),
+        trained=trained,
+        old_logps=jnp.where(trained, old, 0.0),
         advantages=centred_rewards(config, step, found).reshape(-1),
-        loss_weights=(~np.isnan(found.rewards)).reshape(-1) & np.any(rows.loss_weights, axis=1),
+        loss_weights=judged & jnp.any(trained, axis=1),
     )
 
 
@@ -213,7 +233,7 @@ def centred_rewards(config: Config, step: int, found: Experience) -> Array:
     if config.length_weight and step > config.length_after:
         correct = values >= config.eval.correct
         values += config.length_weight * advantages.length_rewards(
-            jnp.asarray(found.lengths), correct
+            jnp.asarray(found.lengths), correct, ~jnp.isnan(values)
         )
     if config.baseline == "mean":
         return advantages.group_centered(values)
@@ -224,7 +244,7 @@ def centred_rewards(config: Config, step: int, found: Experience) -> Array:
     return advantages.leave_one_out_partition(values, tau=config.tau)
 
 
-def weighted(config: Config, batch: Batch) -> Batch:
+def weigh(config: Config, batch: Batch) -> Batch:
     """Fixes the weights over the whole update: a mean over its completions, or over its tokens."""
     if config.loss == "pmd_token":
         tokens = batch.trained & batch.loss_weights[:, None]
@@ -246,19 +266,17 @@ def make_update(
         microbatches=config.microbatches,
         trainable=policy.trainable,
     )
-    return jax.jit(lambda state, batch: step(state, weighted(config, batch)), donate_argnums=0)
+    return jax.jit(lambda state, batch: step(state, weigh(config, batch)), donate_argnums=0)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
     """What is logged of a rollout's updates: the mean loss, and ratios of sums over all."""
-    total = jax.tree.map(lambda *each: sum(each), *sums)
-    return {
-        "loss": total["loss"] / len(sums),
-        "grad_norm": total["grad_norm"] / len(sums),
-        "entropy": metrics.ratio(total["entropy"], total["tokens"]),
-        "log_ratio": metrics.ratio(total["log_ratio"], total["sequences"]),
-        "squared_log_ratio": metrics.ratio(total["squared_log_ratio"], total["sequences"]),
-    }
+    total, count = jax.tree.map(lambda *each: sum(each), *sums), len(sums)
+    out = {name: total.pop(name) / count for name in ("loss", "grad_norm")}
+    tokens, sequences = total.pop("tokens"), total.pop("sequences")
+    by_sequence = ("log_ratio", "squared_log_ratio")
+    out |= {name: metrics.ratio(total.pop(name), sequences) for name in by_sequence}
+    return out | {name: metrics.ratio(value, tokens) for name, value in total.items()}
 
 
 class Success:
@@ -325,81 +343,48 @@ class Chooser:
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
-    setup.check_devices()
-    resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(
-            runs.open_run(
-                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
-            )
-        )
+        run = course.open_run(config, stack)
         if run.finished:
             return run.exit_code
-        key = jax.random.key(config.seed)
-        policy = setup.load_policy(config.model, key)
+        opened = course.open_parts(config, run, stack)
+        policy, data = opened.policy, opened.data
         optimizer, schedule = optimizers.make_optimizer(config.optimizer, config.updates)
         state = train_step.init_state(policy.params, optimizer, trainable=policy.trainable)
-        fitting = experience.that_fit(config.data, config.rollout, policy.model)
-        data = prompt_data.PromptStream(fitting, policy.tokenizer, seed=config.seed)
-        stack.callback(data.close)
         chooser = Chooser(config, data)
-        scorer = stack.enter_context(rewards.Scorer(config.reward))
-        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-        rollouts = ahead.Rollouts(
-            policy, config.rollout, scorer, chooser.take, data.prompt, steps=config.steps, key=key
-        )
+        rollouts = ahead.Rollouts(config, opened, chooser.take)
         source = experience.Together({"prompts": chooser, "rollouts": rollouts})
-        start, state, counters = setup.resume(run, saver, state, policy.trainable, source)
-        print(*data.summary, sep="\n")
-        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
+        start, state, here = course.begin(config, opened, state, policy.trainable, source, stack)
+        out, watch = here.out, here.watch
         update = make_update(config, policy, optimizer)
         score = experience.make_scores(policy.model, config.rollout, config.microbatches)
-        evaluate = accuracy.make_evaluation(config, policy, scorer, out)
-        meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
-
         setup.tell_of_schedule(run.changed, config.optimizer, start, config.updates // config.steps)
         if start == 0:
-            with meter.pause():
-                out.write(0, evaluate(0, state.params))
+            course.measure(here, 0, state.params)
         for step in range(start + 1, config.steps + 1):
-            here = jax.random.fold_in(key, step)
+            order = jax.random.fold_in(opened.key, step)
             found = rollouts.next(step, state.params, watch)
             chooser.learn(found)
             rows = experience.rows_of(found, config.rollout.stale_after)
-            out.write(step, {**experience.summary(found), "epoch": data.epoch})
+            out.write(step, {**told.summary(found), "epoch": data.epoch})
             if config.rollout.off_policy:
-                out.write(step, ahead.staleness(found))
+                out.write(step, told.staleness(found))
             with watch.part("logps"):
                 old = jax.block_until_ready(score(state.params, rows))
             if (step - 1) % config.check_every == 0:
-                out.write(step, experience.agreement(old, rows))
+                out.write(step, told.agreement(old, rows))
             batch = make_batch(config, step, found, rows, old)
-            out.samples(step, experience.records(found, batch.advantages[:, None], config.samples))
+            gained = np.asarray(batch.advantages)
+            out.samples(step, told.records(found, "train", config.samples, gained))
             with watch.part("update"):
                 sums, rate = [], schedule(state.step)
                 if config.reset_optimizer:
                     state = experience.restarted(state, optimizer, policy.trainable)
-                for part in experience.passes(batch, config, here, policy.model):
+                for part in experience.passes(batch, config, order, policy.model):
                     state, measured = update(state, part)
                     sums.append(measured)
                 jax.block_until_ready(state.step)
             setup.check(out.write(step, {**summary(sums), "learning_rate": rate}))
-            out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
-            stopping, scores = run.should_stop(step), {}
-            with meter.pause():
-                if config.eval.due(step, config.steps):
-                    scores = evaluate(step, state.params)
-                    out.write(step, scores)
-                out.write(step, watch.lap())
-                if saver.due(step) or stopping or step == config.steps:
-                    setup.check(out.flush())
-                    setup.save(
-                        saver, step, state, policy.trainable, source, meter, resolved, scores
-                    )
-                saver.check()
-            if stopping:
+            if course.end_step(config, here, step, state, state.params, found):
                 return run.exit_code
-        saver.wait()
-        setup.export(run.folder, policy, state.params, config.model.path)
-        run.finish(config.steps)
-        return run.exit_code
+        return course.finish(config, here, state.params)

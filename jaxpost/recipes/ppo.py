@@ -19,7 +19,7 @@ the whole rollout, not by device; 3. a completion that has no reward is in no st
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,8 +28,6 @@ import optax
 
 from jaxpost import (
     advantages,
-    checkpoint,
-    coefficients,
     compact,
     logps,
     loss_weights,
@@ -38,16 +36,24 @@ from jaxpost import (
     optimizers,
     ratios,
     rewards,
-    runs,
     train_step,
     writer,
 )
-from jaxpost import config as configs
 from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models import heads
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import accuracy, ahead, experience, setup
+from jaxpost.recipes import (
+    accuracy,
+    ahead,
+    controllers,
+    course,
+    critics,
+    experience,
+    setup,
+    support,
+    told,
+)
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
@@ -83,7 +89,10 @@ class Config:
     )
     gamma: float = option(1.0, "discount of a token", above=0, most=1)
     lam: float = option(0.95, "of generalised advantage estimation", least=0, most=1)
-    whiten: bool = option(True, "advantages with mean 0 and variance 1 over the rollout")
+    whiten: bool | None = option(
+        None,
+        "advantages with mean 0 and variance 1 over the rollout; null: yes, but for critic: prompt",
+    )
     whiten_rewards: bool = option(False, "token rewards with variance 1, their mean kept")
     clip_low: float = option(0.2, "the ratio's range is [1 - clip_low, 1 + clip_high]", above=0)
     clip_high: float = option(0.2, "see clip_low", above=0)
@@ -113,42 +122,79 @@ class Config:
     samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
     seed: int = option(0, "of everything random", least=0)
     eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
+    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
     log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
     resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
         check_ranges(self)
-        optimizers.check_warmup(self.optimizer, self.updates)
+        if self.critic_warmup >= self.steps:
+            raise ValueError(
+                f"critic_warmup is {self.critic_warmup} of {self.steps} rollouts: the policy would "
+                "never be trained; make it shorter"
+            )
+        optimizers.check_warmup(self.optimizer, self.updates - self.resting)
         optimizers.check_warmup(self.critic_optimizer, self.updates)
         experience.check_parts(self.rollout, self.minibatches, self.microbatches)
         experience.check_importance(self.rollout, self.importance)
-        if self.kl_target is not None and not self.kl_coef:
-            raise ValueError("kl_target adapts kl_coef, which is 0; give it a start, such as 0.15")
-        if self.critic == "prompt" and (self.lam, self.gamma) != (0.95, 1.0):
-            raise ValueError("critic: prompt has no gae; remove gamma and lam")
-        if self.critic == "prompt" and (self.whiten_rewards or self.kl_coef):
-            raise ValueError(
-                "critic: prompt predicts the reward itself, 0 to 1; remove whiten_rewards, kl_coef"
-            )
+        accuracy.check_held_out(self.data, self.eval, self.checkpoint)
+        for told_so in contradictions(self):
+            raise ValueError(told_so)
 
     @property
     def updates(self) -> int:
         """Optimizer updates of the run."""
         return self.steps * self.epochs * self.minibatches
 
+    @property
+    def resting(self) -> int:
+        """The first updates, of the critic alone."""
+        return self.critic_warmup * self.epochs * self.minibatches
+
+    def make_critic(self) -> critics.Critic:
+        return critics.of_prompts() if self.critic == "prompt" else critics.of_tokens(self)
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """Keys that would do nothing, and choices that do not go together."""
+    if config.kl_target is not None and not config.kl_coef:
+        yield "kl_target adapts kl_coef, which is 0; give it a start, such as 0.15"
+    if config.kl_horizon != 10_000.0 and config.kl_target is None:
+        yield "kl_horizon is for kl_target"
+    if config.value_loss == "squared" and config.value_clip != 0.2:
+        yield "value_loss: squared has no clip; remove value_clip"
+    if config.critic == "prompt":
+        yield from contradictions_of_prompts(config)
+
+
+def contradictions_of_prompts(config: Config) -> Iterator[str]:
+    if (config.lam, config.gamma) != (0.95, 1.0):
+        yield "critic: prompt has no gae; remove gamma and lam"
+    if config.whiten_rewards or config.kl_coef:
+        yield "critic: prompt predicts the reward itself, 0 to 1; remove whiten_rewards, kl_coef"
+    if config.whiten:
+        yield "critic: prompt trains on reward - prediction as it is; remove whiten"
+    if (config.value_loss, config.value_clip) != ("clip", 0.2):
+        yield "critic: prompt has a loss of its own, without a clip; remove value_loss, value_clip"
+    if config.stop_penalty is not None and not 0.0 <= config.stop_penalty <= 1.0:
+        yield (
+            f"critic: prompt predicts rewards from 0 to 1, and stop_penalty is "
+            f"{config.stop_penalty:g}; use 0"
+        )
+
 
 class Batch(NamedTuple):
     """Completions as rows [B, T]; 0 outside the mask.
 
     `read` is what the model reads, as rows or in fewer (`compact`). `values` are the critic's
-    before the update. The weights are 1 on the tokens to train, until `make_update` fixes them over
-    its update; `value_weights` are those of the value loss.
+    before the update. `trained` are the tokens to train on, of which `weigh` makes the weights of
+    an update; `value_weights` are those of the value loss.
     """
 
     read: Any
     targets: Any
     completion_mask: Any
+    trained: Any
     loss_weights: Any
     value_weights: Any
     old_logps: Any
@@ -184,17 +230,13 @@ def values_of(
 ) -> Array:
     """[B, T], 0 outside the mask: the value of the state that each target is chosen in.
 
-    `hidden` is the policy's, which a shared critic reads. For `critic: prompt` it is the logit of
-    success at the prompt's last token, at every token of the completion.
+    `hidden` is the policy's, which a shared critic reads.
     """
     if config.critic != "shared":
         trunk = train_step.merge(params["critic"]["trunk"], params["policy"], policy.trainable)
         hidden = compact.hidden(policy.model, trunk, batch.read)
     values = heads.read(params["critic"]["head"], hidden)
-    if config.critic == "prompt":
-        first = jnp.argmax(batch.completion_mask, axis=1)[:, None]
-        values = jnp.take_along_axis(values, first, axis=1)
-    return jnp.where(batch.completion_mask, values, 0.0)
+    return config.make_critic().read(values, batch.completion_mask)
 
 
 def make_values(config: Config, policy: setup.Policy) -> Callable[[Params, experience.Rows], Array]:
@@ -212,23 +254,18 @@ def make_values(config: Config, policy: setup.Policy) -> Callable[[Params, exper
 
 def make_objective(config: Config, policy: setup.Policy) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the rows given."""
-    settings = experience.score_settings(config.rollout, policy.model)
-    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    settings, critic = experience.score_settings(config.rollout, policy.model), config.make_critic()
 
     def token_loss(scores: logps.TokenScores, weights: Array, old: Array, gains: Array) -> Array:
-        if config.dual_clip is None:
-            loss = losses.ppo_clip(scores.logps, old, gains, **clip)
-        else:
-            loss = losses.ppo_dual_clip(
-                scores.logps, old, gains, **clip, dual_clip=config.dual_clip
-            )
+        loss = policy_loss(config, support.kept(scores.logps, old), old, gains)
+        loss = jnp.where(support.inside(scores.logps), loss, 0.0)
         if config.entropy_coef:
             loss += config.entropy_coef * losses.entropy_bonus(scores.entropies)
         return weights * loss
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
         hidden = compact.hidden(policy.model, params["policy"], batch.read)
-        policy_loss, scores = logps.loss_of_hidden(
+        of_policy, scores = logps.loss_of_hidden(
             hidden,
             policy.model.head(params["policy"]),
             batch.targets,
@@ -240,50 +277,72 @@ def make_objective(config: Config, policy: setup.Policy) -> train_step.Objective
             batch.advantages,
         )
         values = values_of(config, policy, params, hidden, batch)
-        value_loss = jnp.sum(batch.value_weights * token_value_loss(config, values, batch))
+        of_tokens = critic.loss(values, batch.values, batch.returns, batch.completion_mask)
+        of_critic = jnp.sum(batch.value_weights * of_tokens)
         found = measures(config, scores, jax.lax.stop_gradient(values), batch)
-        found |= {"policy_loss": policy_loss, "value_loss": value_loss}
-        return policy_loss + config.value_coef * value_loss, found
+        found |= {"policy_loss": of_policy, "value_loss": of_critic}
+        return of_policy + config.value_coef * of_critic, found
 
     return objective
 
 
-def token_value_loss(config: Config, values: Array, batch: Batch) -> Array:
-    """[B, T]. A prompt has one value and one loss, which stands at each token."""
-    if config.critic == "prompt":
-        return jnp.where(batch.completion_mask, losses.value_bce(values, batch.returns), 0.0)
-    if config.value_loss == "squared":
-        return losses.value_squared(values, batch.returns)
-    return losses.value_clip(values, batch.values, batch.returns, clip=config.value_clip)
+def policy_loss(config: Config, new: Array, old: Array, gains: Array) -> Array:
+    """Of each token, by its advantage."""
+    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    if config.dual_clip is None:
+        return losses.ppo_clip(new, old, gains, **clip)
+    return losses.ppo_dual_clip(new, old, gains, **clip, dual_clip=config.dual_clip)
 
 
 def measures(
     config: Config, scores: logps.TokenScores, values: Array, batch: Batch
 ) -> dict[str, Array]:
-    """Sums over the tokens that are trained; `summary` divides them by their number."""
+    """Sums over the tokens that are trained, whatever their weight; `summary` divides them."""
     clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    new, old = support.kept(scores.logps, batch.old_logps), batch.old_logps
+    ratio = ratios.ratio(new, old)
     per_token = {
-        "tokens": jnp.ones_like(scores.logps),
+        "tokens": jnp.ones_like(new),
         "policy/entropy_avg": scores.entropies,
-        "policy/clipfrac_avg": metrics.clip_fraction(
-            scores.logps, batch.old_logps, batch.advantages, **clip
-        ),
-        "policy/approxkl_avg": metrics.approx_kl(scores.logps, batch.old_logps),
-        "val/clipfrac_avg": jnp.abs(values - batch.values) > config.value_clip,
-        "val/ratio": ratios.ratio(scores.logps, batch.old_logps),
+        "policy/clipfrac_avg": metrics.clip_fraction(new, old, batch.advantages, **clip),
+        "policy/approxkl_avg": metrics.approx_kl(new, old),
+        "val/ratio": ratio,
+        "val/ratio_var": jnp.square(ratio - 1.0),
+        **config.make_critic().moved(values, batch.values),
     }
-    trained = batch.loss_weights != 0
-    return {name: jnp.sum(jnp.where(trained, x, 0.0)) for name, x in per_token.items()}
+    if config.rollout.truncates:
+        per_token["outside_support"] = ~support.inside(scores.logps)
+    return {name: jnp.sum(jnp.where(batch.trained, x, 0.0)) for name, x in per_token.items()}
 
 
-def make_optimizer(config: Config) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
-    """Policy and critic apart; the policy rests while the critic warms up."""
-    of_policy, schedule = optimizers.make_optimizer(config.optimizer, config.updates)
-    of_critic, _ = optimizers.make_optimizer(config.critic_optimizer, config.updates)
-    resting = config.critic_warmup * config.epochs * config.minibatches
+def make_optimizer(
+    config: Config,
+) -> tuple[optax.GradientTransformation, Callable[[Array], dict[str, Array]]]:
+    """Policy and critic apart, and `step -> learning rates`.
+
+    The policy rests while the critic warms up; its schedule begins then.
+    """
+    of_policy, schedule = optimizers.make_optimizer(
+        config.optimizer, config.updates - config.resting
+    )
+    of_critic, critic_schedule = optimizers.make_optimizer(config.critic_optimizer, config.updates)
+
+    def rates(step: Array) -> dict[str, Array]:
+        own = jnp.where(step < config.resting, 0.0, schedule(step - config.resting))
+        return {"learning_rate": own, "critic_learning_rate": critic_schedule(step)}
+
     return optimizers.side_by_side(
-        {"policy": optimizers.resting(of_policy, resting), "critic": of_critic}
-    ), schedule
+        {"policy": optimizers.resting(of_policy, config.resting), "critic": of_critic}
+    ), rates
+
+
+def weigh(config: Config, batch: Batch) -> Batch:
+    """Fixes the loss weights over the whole update, before it is split."""
+    factor = experience.correction(config.importance, batch.old_logps, batch.sampler_logps)
+    return batch._replace(
+        loss_weights=loss_weights.token_mean(batch.trained) * factor,
+        value_weights=config.make_critic().weights(batch.trained),
+    )
 
 
 def make_update(
@@ -296,62 +355,7 @@ def make_update(
         microbatches=config.microbatches,
         trainable=trainable,
     )
-
-    def update(state: train_step.TrainState, batch: Batch):
-        weights = loss_weights.token_mean(batch.loss_weights)
-        of_values = weights
-        if config.critic == "prompt":  # one value a completion, however long
-            of_values = loss_weights.sequence_mean(batch.loss_weights)
-        factor = experience.correction(config.importance, batch.old_logps, batch.sampler_logps)
-        batch = batch._replace(loss_weights=weights * factor, value_weights=of_values)
-        return step(state, batch)
-
-    return jax.jit(update, donate_argnums=0)
-
-
-# The batch -------------------------------------------------------------------------------------
-
-
-def make_batch(
-    config: Config,
-    found: Experience,
-    rows: experience.Rows,
-    old: Array,
-    values: Array,
-    kl: Array,
-    kl_coef: float,
-) -> Batch:
-    """Advantages and returns; `kl` is log(π_old / π_ref) of each token, 0 without a reference."""
-    scores = jnp.asarray(found.rewards.reshape(-1))
-    if config.stop_penalty is not None:
-        stopped = jnp.asarray(~found.truncated.reshape(-1))
-        scores = advantages.stop_penalty(scores, stopped, penalty=config.stop_penalty)
-    there = ~jnp.isnan(scores)
-    mask = jnp.asarray(rows.completion_mask) & there[:, None]
-    scores = jnp.where(there, scores, 0.0)
-    if config.critic == "prompt":
-        returns = jnp.where(mask, scores[:, None], 0.0)
-        gains = jnp.where(mask, returns - jax.nn.sigmoid(values), 0.0)
-    else:
-        of_tokens = advantages.token_rewards(scores, kl, mask, kl_coef=kl_coef)
-        if config.whiten_rewards:
-            of_tokens = advantages.whiten(of_tokens, mask, shift_mean=False)
-        gains, returns = advantages.gae(of_tokens, values, mask, gamma=config.gamma, lam=config.lam)
-        if config.whiten:
-            gains = advantages.whiten(gains, mask)
-    weights = jnp.where(mask, rows.loss_weights, 0.0)
-    return Batch(
-        read=experience.plain(rows),
-        targets=rows.targets,
-        completion_mask=rows.completion_mask,
-        loss_weights=weights,
-        value_weights=weights,
-        old_logps=old,
-        sampler_logps=rows.sampler_logps,
-        advantages=gains,
-        values=values,
-        returns=returns,
-    )
+    return jax.jit(lambda state, batch: step(state, weigh(config, batch)), donate_argnums=0)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
@@ -364,142 +368,150 @@ def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
         "loss/policy_avg": total.pop("policy_loss") / count,
         "loss/value_avg": total.pop("value_loss") / count,
     }
-    return out | {name: metrics.ratio(value, tokens) for name, value in total.items()}
+    out |= {name: metrics.ratio(value, tokens) for name, value in total.items()}
+    # Kept as squares about 1, which ratios are near: their variance is less the mean's own square.
+    out["val/ratio_var"] -= jnp.square(out["val/ratio"] - 1.0)
+    return out
 
 
-def of_rollout(batch: Batch, kl: Array, kl_coef: float) -> dict[str, Array]:
-    """What is logged of the rollout itself, before any update."""
-    trained = batch.loss_weights != 0
-    sequences = jnp.maximum(jnp.sum(jnp.any(trained, axis=1)), 1)
-    per_sequence = jnp.sum(jnp.where(trained, kl, 0.0)) / sequences
+# The batch -------------------------------------------------------------------------------------
+
+
+def rewards_of(config: Config, found: Experience) -> Array:
+    """[B]: as judged, or the penalty; NaN where there is none.
+
+    Raises:
+      ValueError: a reward that `critic: prompt` cannot predict.
+    """
+    scores = jnp.asarray(found.rewards.reshape(-1))
+    if config.stop_penalty is not None:
+        stopped = jnp.asarray(~found.truncated.reshape(-1))
+        scores = advantages.stop_penalty(scores, stopped, penalty=config.stop_penalty)
+    outside = (scores < 0) | (scores > 1)
+    if config.critic == "prompt" and outside.any():
+        row = int(jnp.argmax(outside))
+        raise ValueError(
+            f"critic: prompt predicts rewards from 0 to 1, and the completion of "
+            f"{found.prompts[row // found.completions].where} has {float(scores[row]):g}; scale "
+            "the reward, or use critic: separate"
+        )
+    return scores
+
+
+def make_batch(
+    config: Config,
+    scores: Array,
+    rows: experience.Rows,
+    old: Array,
+    values: Array,
+    kl: Array,
+    kl_coef: float,
+) -> Batch:
+    """Advantages and returns of rewards [B].
+
+    `kl` is log(π_old / π_ref) of each token, 0 without a reference. Tokens that π_old could not
+    have drawn are not trained.
+    """
+    there = ~jnp.isnan(scores)
+    mask = jnp.asarray(rows.completion_mask) & there[:, None]
+    trained = mask & (rows.loss_weights != 0) & support.inside(old)
+    gains, returns = config.make_critic().gains(
+        critics.Told(jnp.where(there, scores, 0.0), kl, values, mask, trained, kl_coef)
+    )
+    return Batch(
+        read=experience.plain(rows),
+        targets=rows.targets,
+        completion_mask=rows.completion_mask,
+        trained=trained,
+        loss_weights=trained.astype(jnp.float32),
+        value_weights=trained.astype(jnp.float32),
+        old_logps=support.kept(old, rows.sampler_logps),
+        sampler_logps=rows.sampler_logps,
+        advantages=gains,
+        values=values,
+        returns=returns,
+    )
+
+
+def of_rollout(
+    config: Config, batch: Batch, scores: Array, kl: Array, kl_coef: float
+) -> dict[str, Array]:
+    """What is logged of the rollout itself, before any update; objectives are of a completion."""
+    trained, worth = batch.trained, config.make_critic().worth(batch.values)
+    count = jnp.sum(jnp.any(trained, axis=1))
+
+    def per_sequence(of_tokens: Array) -> Array:
+        return metrics.ratio(jnp.sum(jnp.where(trained, of_tokens, 0.0)), count)
+
+    there = ~jnp.isnan(scores)
+    score = metrics.ratio(jnp.sum(jnp.where(there, scores, 0.0)), jnp.sum(there))
+    penalty = -kl_coef * per_sequence(kl)
     return {
-        "objective/kl": per_sequence,
+        "objective/kl": per_sequence(kl),
         "objective/kl_coef": jnp.asarray(kl_coef),
-        "objective/non_score_reward": -kl_coef * per_sequence,
-        "values/mean": metrics.ratio(jnp.sum(batch.values * trained), jnp.sum(trained)),
-        "values/explained_variance": metrics.explained_variance(
-            batch.values, batch.returns, trained
-        ),
+        "objective/entropy": per_sequence(-batch.old_logps),
+        "objective/scores": score,
+        "objective/non_score_reward": penalty,
+        "objective/rlhf_reward": score + penalty,
+        "values/mean": metrics.ratio(jnp.sum(jnp.where(trained, worth, 0.0)), jnp.sum(trained)),
+        "values/explained_variance": metrics.explained_variance(worth, batch.returns, trained),
     }
 
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
-    setup.check_devices()
-    resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(
-            runs.open_run(
-                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
-            )
-        )
+        run = course.open_run(config, stack)
         if run.finished:
             return run.exit_code
-        key = jax.random.key(config.seed)
-        policy = setup.load_policy(config.model, key)
+        opened = course.open_parts(config, run, stack)
+        policy, data = opened.policy, opened.data
         params, trainable = with_critic(config, policy)
-        optimizer, schedule = make_optimizer(config)
+        optimizer, rates = make_optimizer(config)
         state = train_step.init_state(params, optimizer, trainable=trainable)
-        fitting = experience.that_fit(config.data, config.rollout, policy.model)
-        data = prompt_data.PromptStream(fitting, policy.tokenizer, seed=config.seed)
-        stack.callback(data.close)
-        scorer = stack.enter_context(rewards.Scorer(config.reward))
-        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
         reference = experience.starting_point(policy) if config.kl_coef else None
-        controller = KLController(config)
-        rollouts = ahead.Rollouts(
-            policy,
-            config.rollout,
-            scorer,
-            lambda _, count: data.take(count),
-            data.prompt,
-            steps=config.steps,
-            key=key,
-        )
+        controller = controllers.KLController(config.kl_coef, config.kl_target, config.kl_horizon)
+        rollouts = ahead.Rollouts(config, opened, lambda _, count: data.take(count))
         source = experience.Together({"prompts": data, "rollouts": rollouts, "kl_coef": controller})
-        start, state, counters = setup.resume(run, saver, state, trainable, source)
-        print(*data.summary, sep="\n")
-        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
+        start, state, here = course.begin(config, opened, state, trainable, source, stack)
+        out, watch = here.out, here.watch
         update = make_update(config, policy, optimizer, trainable)
         score = experience.make_scores(policy.model, config.rollout, config.microbatches)
         evaluate_values = make_values(config, policy)
-        evaluate = accuracy.make_evaluation(config, policy, scorer, out)
-        meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
-
-        setup.tell_of_schedule(run.changed, config.optimizer, start, config.updates // config.steps)
-        setup.tell_of_schedule(
-            run.changed, config.critic_optimizer, start, config.updates // config.steps
-        )
+        for each in (config.optimizer, config.critic_optimizer):
+            setup.tell_of_schedule(run.changed, each, start, config.updates // config.steps)
         if start == 0:
-            with meter.pause():
-                out.write(0, evaluate(0, state.params["policy"]))
+            course.measure(here, 0, state.params["policy"])
         for step in range(start + 1, config.steps + 1):
-            here = jax.random.fold_in(key, step)
+            order = jax.random.fold_in(opened.key, step)
             found = rollouts.next(step, state.params["policy"], watch)
             rows = experience.rows_of(found, config.rollout.stale_after)
-            out.write(step, {**experience.summary(found), "epoch": data.epoch})
+            out.write(step, {**told.summary(found), "epoch": data.epoch})
             if config.rollout.off_policy:
-                out.write(step, ahead.staleness(found))
+                out.write(step, told.staleness(found))
             with watch.part("logps"):
                 old = score(state.params["policy"], rows)
                 values = evaluate_values(state.params, rows)
                 kl = jnp.zeros_like(old)
                 if reference is not None:
                     frozen = train_step.merge(reference, state.params["policy"], policy.trainable)
-                    kl = losses.kl_k1(old, score(frozen, rows))
+                    kl = support.within(losses.kl_k1, old, score(frozen, rows))
                 jax.block_until_ready((old, values, kl))
-            if (step - 1) % config.check_every == 0:
-                out.write(step, experience.agreement(old, rows))
-            batch = make_batch(config, found, rows, old, values, kl, controller.kl_coef)
-            of_now = of_rollout(batch, kl, controller.kl_coef)
+            if config.importance != "none" or (step - 1) % config.check_every == 0:
+                out.write(step, told.agreement(old, rows))
+            scores = rewards_of(config, found)
+            batch = make_batch(config, scores, rows, old, values, kl, controller.kl_coef)
+            of_now = of_rollout(config, batch, scores, kl, controller.kl_coef)
             controller.adapt(float(of_now["objective/kl"]), len(found.texts))
-            out.samples(step, experience.records(found, batch.advantages, config.samples))
+            gained = told.of_completions(batch.advantages, batch.trained)
+            out.samples(step, told.records(found, "train", config.samples, gained))
             with watch.part("update"):
-                sums, rate = [], schedule(state.step)
-                for part in experience.passes(batch, config, here, policy.model):
+                sums, rate = [], rates(state.step)
+                for part in experience.passes(batch, config, order, policy.model):
                     state, measured = update(state, part)
                     sums.append(measured)
                 jax.block_until_ready(state.step)
-            setup.check(out.write(step, {**of_now, **summary(sums), "learning_rate": rate}))
-            out.write(step, meter.update(int(found.rollout.lengths.sum()), len(found.texts)))
-            stopping, scores = run.should_stop(step), {}
-            with meter.pause():
-                if config.eval.due(step, config.steps):
-                    scores = evaluate(step, state.params["policy"])
-                    out.write(step, scores)
-                out.write(step, watch.lap())
-                if saver.due(step) or stopping or step == config.steps:
-                    setup.check(out.flush())
-                    setup.save(saver, step, state, trainable, source, meter, resolved, scores)
-                saver.check()
-            if stopping:
+            setup.check(out.write(step, {**of_now, **summary(sums), **rate}))
+            if course.end_step(config, here, step, state, state.params["policy"], found):
                 return run.exit_code
-        saver.wait()
-        setup.export(run.folder, policy, state.params["policy"], config.model.path)
-        run.finish(config.steps)
-        return run.exit_code
-
-
-class KLController:
-    """`kl_coef`, fixed or adapting to `kl_target`."""
-
-    def __init__(self, config: Config):
-        self._config, self.kl_coef = config, config.kl_coef
-
-    def adapt(self, kl: float, completions: int) -> None:
-        """`kl` in nats a completion, of the last rollout."""
-        if self._config.kl_target is not None:
-            moved = coefficients.adaptive_kl(
-                self.kl_coef,
-                kl,
-                completions,
-                target=self._config.kl_target,
-                horizon=self._config.kl_horizon,
-            )
-            self.kl_coef = float(moved)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"kl_coef": self.kl_coef}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.kl_coef = state["kl_coef"]
+        return course.finish(config, here, state.params["policy"])

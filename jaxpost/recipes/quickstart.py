@@ -9,6 +9,7 @@ their answers as text, and must have learnt to give them. The table at the end s
     jaxpost quickstart
 """
 
+import dataclasses
 import json
 import random
 import sys
@@ -200,7 +201,7 @@ def on_questions(folder: Path, method: str) -> dict[str, Any]:
         # Comparing two short texts needs no sandbox.
         "reward": rewards.RewardConfig("jaxpost.rewards.exact:verify", isolation="process"),
         "log": writer.WriterConfig(every=5),
-        "checkpoint": checkpoint.CheckpointConfig(every=50, keep_last=1),
+        "checkpoint": dataclasses.replace(accuracy.BEST, every=50, keep_last=1),
         "eval": accuracy.EvalConfig(every=20),
     }
 
