@@ -2,10 +2,11 @@
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxpost import config as configs
 from jaxpost import rewards
 from jaxpost.commands import models
 from jaxpost.data import prompts
-from jaxpost.recipes import accuracy, experience, setup
+from jaxpost.recipes import accuracy, experience, judge, setup
 
 MAX_TOKENS = 128
 KEYS = {
@@ -121,12 +122,15 @@ def read_prompts(settings: Settings, policy: setup.Policy) -> list[prompts.Promp
         raise configs.ConfigError(f"DATA, {settings.data.eval}: {error}") from error
 
 
-def scorer_of(settings: Settings) -> rewards.Scorer:
-    """The reward's processes. Raises ConfigError where the functions cannot be used."""
-    try:
-        return rewards.Scorer(settings.reward)
-    except rewards.RewardError as error:
-        raise configs.ConfigError(f"reward: {error}") from error
+@contextlib.contextmanager
+def scorer_of(settings: Settings) -> Iterator[judge.Scorer]:
+    """What judges. Raises ConfigError where the functions cannot be used."""
+    with contextlib.ExitStack() as stack:
+        try:
+            scorer = stack.enter_context(judge.opened(settings.reward))
+        except rewards.RewardError as error:
+            raise configs.ConfigError(f"reward: {error}") from error
+        yield scorer
 
 
 def tell(settings: Settings, records: Sequence[Mapping[str, Any]]) -> None:

@@ -101,7 +101,8 @@ def token_weights(mask: np.ndarray, length_weight: float) -> np.ndarray:
     if length_weight == 1.0:
         return mask.astype(np.float32)
     other = mask.reshape(-1, 2, mask.shape[1])[:, ::-1].reshape(mask.shape)
-    return np.asarray(implicit_rewards.desensitized_weights(mask, other, alpha=length_weight))
+    both = jnp.asarray(mask), jnp.asarray(other)
+    return np.asarray(implicit_rewards.desensitized_weights(*both, alpha=length_weight))
 
 
 def check_names(key: str, names: Iterable[str], known: Mapping[str, Any]) -> None:

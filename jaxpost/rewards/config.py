@@ -23,11 +23,19 @@ class Part:
 class RewardConfig:
     """R = Σ weight · part. A completion whose parts cannot all be judged has no reward."""
 
-    function: str = option(help="import path, module:name or file.py:name")
+    function: str | None = option(None, "import path, module:name or file.py:name")
     options: Mapping[str, Any] | None = option(None, "keyword arguments of the function")
     weight: float = option(1.0, "factor of the function's score", least=-1e6, most=1e6)
     name: str | None = option(None, "what it is logged as; null: the function's name")
     parts: tuple[Part, ...] = option((), "more rewards, each with a weight: format, length, ...")
+    model: str | None = option(
+        None,
+        "folder or hub id of a reward model; without a function its score is the reward, with one "
+        "model_weight times its score between 0 and 1 is added",
+    )
+    model_weight: float = option(
+        1.0, "weight of the reward model; with a function below the gap of its scores", above=0
+    )
     deadline: float = option(10.0, "longest that one call may take", "s", above=0)
     workers: int = option(2, "processes that run the functions", least=1)
     batch: int = option(64, "most completions in one call of a batched or async function", least=1)
@@ -44,6 +52,18 @@ class RewardConfig:
 
     def __post_init__(self):
         check_ranges(self, "reward.")
+        if self.function is None and self.model is None:
+            raise ValueError("reward needs reward.function, or reward.model, or both")
+        if self.function is None and self.parts:
+            raise ValueError("reward.parts are added to reward.function; name that first")
+        if self.model is None and self.model_weight != 1.0:
+            raise ValueError("reward.model_weight is for reward.model")
+        if self.model and self.function and self.model_weight >= abs(self.weight):
+            raise ValueError(
+                f"reward.model_weight is {self.model_weight:g}, and the function's right and wrong "
+                f"are {abs(self.weight):g} apart: a wrong answer that people like would beat a "
+                "right one; make it smaller"
+            )
         names = [part.name or label(part.function) for part in self.all_parts()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -51,8 +71,9 @@ class RewardConfig:
 
     def all_parts(self) -> tuple[Part, ...]:
         """The function itself, and then the others."""
-        first = Part(self.function, self.options, self.weight, self.name)
-        return (first, *self.parts)
+        if self.function is None:
+            return ()
+        return (Part(self.function, self.options, self.weight, self.name), *self.parts)
 
 
 def label(path: str) -> str:
