@@ -1,5 +1,6 @@
 """The command line: help, exit codes, errors without a traceback, and each verb on a tiny model."""
 
+import dataclasses
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import safetensors.numpy
 from jaxpost import __main__ as cli
 from jaxpost import batch as batches
 from jaxpost import config as configs
-from jaxpost import hub, rollout
+from jaxpost import hub, rewards, rollout
 from jaxpost.commands import by_reward, compile_cache, inputs, models, recipes, usage
 from jaxpost.data import chat, inspect, tokenizers
 from jaxpost.recipes import setup
@@ -694,6 +695,11 @@ def test_a_run_by_a_reward_is_measured_by_its_own(recipe, judged, capsys):
     settings = by_reward.read_settings(opened, options)
     assert (settings.rollout.max_new_tokens, settings.rollout.temperature) == (2, 0.9)
     assert opened.chat == chat.ChatOptions()
+    other = rewards.RewardConfig(model="some/judge", workers=3)
+    opened = opened._replace(config=dataclasses.replace(opened.config, reward=other))
+    options = usage.eval().parse_args([run, "asked.jsonl", "--reward", "judge.py:never"])
+    judge = by_reward.read_settings(opened, options).reward
+    assert judge == rewards.RewardConfig("judge.py:never", workers=3)
     assert cli.main(["convert", run, f"{run}_converted"]) == 0
     exported = (judged / run / "model" / "model.safetensors").read_bytes()
     assert (judged / f"{run}_converted" / "model.safetensors").read_bytes() == exported

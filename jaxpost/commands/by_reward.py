@@ -92,7 +92,14 @@ def own_settings(opened: models.Opened, options: argparse.Namespace) -> Settings
         reward = config.reward
         if options.reward is not None:
             reward = dataclasses.replace(
-                reward, function=options.reward, options=None, weight=1.0, name=None, parts=()
+                reward,
+                function=options.reward,
+                options=None,
+                weight=1.0,
+                name=None,
+                parts=(),
+                model=None,
+                model_weight=1.0,
             )
         return Settings(data, reward, config.rollout, config.eval, config.seed)
     return Settings(
