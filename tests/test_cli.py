@@ -23,6 +23,8 @@ from jaxpost.commands import by_reward, compile_cache, inputs, models, recipes, 
 from jaxpost.data import chat, inspect, tokenizers
 from jaxpost.recipes import setup
 
+SLOW = pytest.mark.slow
+
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
@@ -677,7 +679,7 @@ def test_eval_by_a_reward_is_what_one_counts_by_hand(judged, capsys):
     assert "pass@k: 3 completions of each at temperature 0.8\n" in said.err
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "ppo", "pmd"])
+@pytest.mark.parametrize("recipe", ["grpo", *(pytest.param(r, marks=SLOW) for r in ("ppo", "pmd"))])
 def test_a_run_by_a_reward_is_measured_by_its_own(recipe, judged, capsys):
     """Its last evaluation is found again; and what `convert` reads is what it exported."""
     text = RL.replace("grpo", recipe).replace("run: rl", f"run: rl_{recipe}")

@@ -125,7 +125,10 @@ def lower_case(folder) -> float:
     return float(np.mean([tokenizer.decode(row.tolist()).islower() for row in drawn.tokens]))
 
 
-@pytest.mark.parametrize("loss", ["dpo", "ipo_average", "simpo"])
+@pytest.mark.parametrize(
+    "loss",
+    ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ipo_average", "simpo"))],
+)
 def test_a_loss_of_pairs_alone_teaches_which_is_better(loss, data, tmp_path):
     """Held-out accuracy of the implicit rewards to at least 95 %, from a fresh model."""
     config = config_of(dpo, tmp_path / "run", data, loss=loss, microbatches=2)

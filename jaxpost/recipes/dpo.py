@@ -144,7 +144,9 @@ class Config:
     gamma_beta_ratio: float | None = option(
         None, "simpo, alphapo: the margin wanted, over beta; null: 0.5", least=0
     )
-    alpha: float | None = option(None, "alphapo: shape of the reward; null: 0.25")
+    alpha: float | None = option(
+        None, "alphapo: shape of the reward; null: 0.25", least=-10, most=10
+    )
     penalty: float | None = option(None, "dpop: of a chosen one less likely; null: 50", least=0)
     delta: float | None = option(None, "slic: the margin wanted, in nats; null: 1", above=0)
     divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha_divergence"] = option(
