@@ -352,3 +352,50 @@ def test_closed_prompts_are_asked_last(data, tmp_path):
 def test_a_key_that_does_nothing_is_refused(changes, told, data, tmp_path):
     with pytest.raises(ValueError, match=told):
         config_of(grpo, tmp_path / "run", data, **changes)
+
+
+def test_a_curriculum_knows_only_prompts_that_can_be_asked(data, tmp_path):
+    """Of six rows one is empty and one too long; the numerals of a CSV file are numbers."""
+    lines = ["prompt,level", "a:,5", ",0", f"{'x' * 80}:,1", "b:,2", "c:,1e1", "d:,3"]
+    (tmp_path / "levels.csv").write_text("".join(line + "\n" for line in lines))
+    changes = {"curriculum": "level", "curriculum_steps": 4}
+    config = config_of(pmd, tmp_path / "run", data, **changes)
+    given = prompts.PromptConfig(train=str(tmp_path / "levels.csv"), max_prompt_tokens=40)
+    stream = prompts.PromptStream(given, setup.load_tokenizer(config.model), seed=0)
+    chooser = pmd.Chooser(config, stream)
+    assert {prompt.prompt for prompt in chooser.take(1, 1)} == {"b:"}
+    assert {prompt.prompt for prompt in chooser.take(2, 2)} == {"b:", "d:"}
+    assert {prompt.prompt for prompt in chooser.take(4, 4)} == {"a:", "b:", "c:", "d:"}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"completions": 4, "prompts": 8}, "are dropped"),
+        ({"max_new_tokens": 3}, "are dropped"),
+        ({"spare": 0}, "are dropped"),
+    ],
+)
+def test_what_is_under_way_under_other_settings_is_dropped(change, told, data, tmp_path, caplog):
+    """Stopped after two rollouts, with a rollout ahead and groups begun, and changed."""
+    ahead = {"spare": 3, "staleness": 1, "max_new_tokens": 6}
+    first = config_of(pmd, tmp_path / "run", data, ahead=ahead, steps=2, resume_anyway=True)
+    assert pmd.train(first) == 0
+    second = dataclasses.replace(
+        first, steps=4, rollout=dataclasses.replace(first.rollout, **change)
+    )
+    assert pmd.train(second) == 0
+    logged = (Path(first.run) / "log.txt").read_text() + caplog.text
+    assert told in logged
+    assert [r["step"] for r in records(first.run) if "reward" in r] == [1, 2, 3, 4]
+
+
+def test_an_edited_reward_is_noticed(data, tmp_path, caplog):
+    (tmp_path / "judge.py").write_text((data / "judge.py").read_text())
+    config = config_of(grpo, tmp_path / "run", data, steps=1)
+    own = rewards.RewardConfig(f"{tmp_path / 'judge.py'}:small")
+    config = dataclasses.replace(config, reward=own)
+    assert grpo.train(config) == 0
+    (tmp_path / "judge.py").write_text((data / "judge.py").read_text() + "\n# other\n")
+    assert grpo.train(dataclasses.replace(config, steps=2)) == 0
+    assert "was changed since the checkpoint" in (Path(config.run) / "log.txt").read_text()

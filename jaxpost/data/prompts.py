@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -161,7 +162,6 @@ class PromptStream:
         self._fingerprint = {
             "seed": own,
             "shuffle": config.shuffle,
-            "max_prompt_tokens": config.max_prompt_tokens,
             "processes": process_count,
             **sources.fingerprint_of(files, self._sources, weights),
         }
@@ -223,21 +223,23 @@ class PromptStream:
         return taken
 
     def column(self, name: str) -> np.ndarray:
-        """A column of numbers, [rows].
+        """A column of numbers, or numerals, [rows]; NaN for rows that are dropped.
 
         Raises:
-          ValueError: a row has no number there.
+          ValueError: another row has no number there.
         """
-        numbers = np.zeros(self.rows)
+        numbers = np.full(self.rows, np.nan)
         for source, start in zip(self._sources, self._starts, strict=False):
             for index in range(len(source)):
                 row = source[index]
-                value = None if isinstance(row, Dropped) else row.meta.get(name)
-                if isinstance(row, Dropped):
+                if isinstance(row, Dropped) or isinstance(self._read(row, start + index), Dropped):
                     continue
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    raise ValueError(f"{row.where}: column {name} holds {value!r}, not a number")
-                numbers[start + index] = value
+                number = number_of(row.meta.get(name))
+                if number is None:
+                    raise ValueError(
+                        f"{row.where}: column {name} holds {row.meta.get(name)!r}, not a number"
+                    )
+                numbers[start + index] = number
         return numbers
 
     @property
@@ -262,6 +264,17 @@ class PromptStream:
         """Logs what was dropped."""
         if self.dropped.counts:
             log.info("data.train: rows dropped so far: %s", self.dropped)
+
+
+def number_of(value: Any) -> float | None:
+    """A number, or text that reads as one (a CSV file has nothing else); None if it is neither."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclasses.dataclass(frozen=True)

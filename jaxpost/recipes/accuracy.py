@@ -55,7 +55,9 @@ def check_held_out(
     saving: CheckpointConfig,
     used: Sequence[str] = (),
 ) -> None:
-    """Refuses what needs `data.eval` without it, but for keys of `eval` that training `used`.
+    """Refuses what needs `data.eval` without it, and what it could not measure.
+
+    Without it the keys of `eval` are as by default, but for those that training `used`.
 
     Raises:
       ValueError: it names the key.
@@ -67,6 +69,11 @@ def check_held_out(
                 "checkpoint.keep_best needs data.eval: what is best is known by a metric of the "
                 "held-out data"
             )
+    if config.pass_at != EvalConfig.pass_at and max(config.pass_at, default=0) > config.samples:
+        raise ValueError(
+            f"eval.pass_at holds {max(config.pass_at)}, and eval.samples is {config.samples}; no k "
+            "is above the number of samples"
+        )
     if saving.keep_best and saving.metric not in (*MEASURES, *rates(config)):
         raise ValueError(
             f"checkpoint.metric is {saving.metric}, which no evaluation of this run measures; use "

@@ -112,11 +112,35 @@ class Rollouts:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """What a changed configuration cannot go on with is dropped, and said to be."""
         self._sampled, self._numbers = state["sampled"], itertools.count(state["numbers"])
         self._begun = [(number, self._restored(one)) for number, one in state["begun"]]
         self._ready = collections.deque(
             Pending([self._restored(one) for one in groups]) for groups in state["ready"]
         )
+        lost = sum(len(pending.groups) for pending in self._ready) + len(self._begun)
+        self._drop_what_does_not_fit()
+        lost -= sum(len(pending.groups) for pending in self._ready) + len(self._begun)
+        if lost:
+            log.warning(
+                "%d groups of completions were under way under other settings (rollout.prompts, "
+                "completions, max_new_tokens, staleness or spare), and are dropped",
+                lost,
+            )
+
+    def _drop_what_does_not_fit(self) -> None:
+        config = self._config
+        shape = config.completions, config.max_new_tokens
+        done = [group for pending in self._ready for group in pending.groups]
+        whole = all(len(pending.groups) == config.prompts for pending in self._ready)
+        begun = [group for _, group in self._begun]
+        if any(group.versions.shape != shape for group in done + begun) or not whole:
+            begun, whole = [], False
+        if not whole or not config.off_policy:
+            self._sampled -= len(self._ready)
+            self._ready.clear()
+        if not config.spare or not begun:
+            self._begun = []
 
     def _restored(self, state: Mapping[str, Any]) -> Group:
         prompt = self._find(state["row"])

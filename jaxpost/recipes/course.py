@@ -4,17 +4,22 @@
 """
 
 import contextlib
+import hashlib
+import logging
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxpost import checkpoint, runs, train_step, writer
+from jaxpost import checkpoint, rewards, runs, train_step, writer
 from jaxpost import config as configs
 from jaxpost.data.prompts import PromptStream
 from jaxpost.recipes import accuracy, experience, judge, setup
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
+
+log = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
@@ -39,6 +44,25 @@ class Course(NamedTuple):
     evaluate: Callable[[int, Params], dict[str, float]]
     meter: writer.Meter
     watch: writer.Stopwatch
+
+
+class RewardFiles:
+    """Notices where a file of rewards is another than at the checkpoint; state without effect."""
+
+    def __init__(self, config: rewards.RewardConfig):
+        self._digests = {}
+        for part in config.all_parts():
+            place = pathlib.Path(part.function.rpartition(":")[0]).expanduser()
+            if place.suffix == ".py" and place.is_file():
+                self._digests[str(place)] = hashlib.sha256(place.read_bytes()).hexdigest()
+
+    def get_state(self) -> dict[str, str]:
+        return self._digests
+
+    def set_state(self, state: dict[str, str]) -> None:
+        for place, digest in self._digests.items():
+            if state.get(place, digest) != digest:
+                log.warning("%s was changed since the checkpoint: rewards may be others", place)
 
 
 def open_run(config: Any, stack: contextlib.ExitStack) -> runs.Run:
@@ -76,6 +100,7 @@ def begin(
 ) -> tuple[int, train_step.TrainState, Course]:
     """(rollouts done, state, the course): from the newest checkpoint, or the start."""
     run, saver = opened.run, opened.saver
+    source = experience.Together({"recipe": source, "reward": RewardFiles(config.reward)})
     start, state, counters = setup.resume(run, saver, state, trainable, source)
     print(*opened.data.summary, sep="\n")
     out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))

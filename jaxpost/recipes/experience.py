@@ -419,7 +419,7 @@ class Read(NamedTuple):
 
 def in_parts(
     function: Callable[[Params, Read], Array], model: Model, microbatches: int
-) -> Callable[[Params, Rows], Array]:
+) -> Callable[[Params, Any], Array]:
     """`(params, rows) -> [B, T]` by a jitted function of each microbatch, prompts read once."""
 
     @jax.jit
@@ -428,7 +428,7 @@ def in_parts(
         found = jax.lax.map(lambda part: function(params, part), parts)
         return jnp.moveaxis(found, 0, 1).reshape(-1, found.shape[-1])
 
-    def whole(params: Params, rows: Rows) -> Array:
+    def whole(params: Params, rows: Any) -> Array:
         batch = Read(plain(rows), rows.targets, rows.completion_mask)
         order, batch = laid_out(batch, microbatches, model)
         return run(params, batch)[np.argsort(order)]
@@ -436,7 +436,7 @@ def in_parts(
     return whole
 
 
-def plain(rows: Rows) -> compact.Plain:
+def plain(rows: Any) -> compact.Plain:
     """The rows to read as they are."""
     return compact.Plain(rows.inputs, rows.segment_ids, rows.positions)
 

@@ -309,7 +309,9 @@ class Chooser:
         self._success = Success(data.rows)
         self._order: np.ndarray | None = None
         if config.curriculum is not None:
-            self._order = np.argsort(data.column(config.curriculum), kind="stable")
+            difficulty = data.column(config.curriculum)
+            known = int(np.sum(~np.isnan(difficulty)))  # the others cannot be asked, and come last
+            self._order = np.argsort(difficulty, kind="stable")[:known]
 
     def take(self, step: int, count: int) -> list[prompt_data.Prompt]:
         """The prompts to begin with for the rollout of this step.
@@ -321,8 +323,9 @@ class Chooser:
         weights, is_open = np.ones(self._data.rows), np.ones(self._data.rows)
         if self._order is not None:
             share = min(step / self._config.curriculum_steps, 1.0)
-            open_rows = max(int(share * self._data.rows), min(count, self._data.rows))
-            is_open[self._order[open_rows:]] = 0.0
+            easiest = max(int(share * len(self._order)), count)
+            is_open[:] = 0.0
+            is_open[self._order[:easiest]] = 1.0
         if self._config.choose == "prioritised":
             weights = np.asarray(
                 advantages.prompt_priorities(jnp.asarray(self._success.rates())), np.float64
