@@ -57,7 +57,9 @@ class RewardConfig:
         if self.function is None and self.parts:
             raise ValueError("reward.parts are added to reward.function; name that first")
         if self.model is None and not any(part.weight for part in self.all_parts()):
-            raise ValueError("reward.weight is 0, and no other part counts: every reward would be 0")
+            raise ValueError(
+                "reward.weight is 0, and no other part counts: every reward would be 0"
+            )
         if self.model is None and self.model_weight != 1.0:
             raise ValueError("reward.model_weight is for reward.model")
         if self.model and self.function and self.model_weight >= abs(self.weight):
