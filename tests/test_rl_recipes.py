@@ -372,8 +372,8 @@ def test_a_curriculum_knows_only_prompts_that_can_be_asked(data, tmp_path):
     ("change", "told"),
     [
         ({"completions": 4, "prompts": 8}, "are dropped"),
-        ({"max_new_tokens": 3}, "are dropped"),
-        ({"spare": 0}, "are dropped"),
+        pytest.param({"max_new_tokens": 3}, "are dropped", marks=pytest.mark.slow),
+        pytest.param({"spare": 0}, "are dropped", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_under_way_under_other_settings_is_dropped(change, told, data, tmp_path, caplog):
