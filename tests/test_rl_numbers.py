@@ -436,7 +436,9 @@ def test_sequence_level_ppo(model):
     np.testing.assert_allclose(ours, expected(at), atol=2e-5)
     np.testing.assert_allclose(norm, gradient_norm(expected, at), rtol=2e-4)
     sizes = np.array([len(COMPLETIONS[row]) for row in JUDGED])
-    np.testing.assert_allclose(logged["values/mean"], np.average(before[JUDGED], weights=sizes))
+    np.testing.assert_allclose(
+        logged["values/mean"], np.average(before[JUDGED], weights=sizes), rtol=1e-5
+    )
     told = np.repeat(np.array(REWARDS)[JUDGED], sizes)
     errors = told - np.repeat(before[JUDGED], sizes)
     explained = 1 - errors.var() / told.var()
