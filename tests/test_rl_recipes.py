@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
 
@@ -342,16 +345,140 @@ def test_closed_prompts_are_asked_last(data, tmp_path):
     assert {prompt.row for prompt in chooser.take(5, 8)} < set(range(20))
 
 
+ONE = {"completions": 1}
+SEVERAL = {"minibatches": 2}
+PROMPT = {"completions": 1, "critic": "prompt"}
+OPO = {"advantage": "optimal_baseline", "loss": "reinforce", "aggregation": "sequence_sum_mean"}
+TOKENS = {"loss": "pmd_token", "log_low": 0.0, "log_high": 0.0}
+
+
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("recipe", "changes", "told"),
     [
-        ({"std_epsilon": 1e-4, "advantage": "leave_one_out"}, "std_epsilon is for advantage"),
-        ({"entropy_step": 0.1}, "entropy_step is for entropy_target"),
+        (grpo, {"std_epsilon": 1e-4, "advantage": "leave_one_out"}, "std_epsilon is for advantage"),
+        (grpo, {"entropy_step": 0.1}, "entropy_step is for entropy_target"),
+        (grpo, {"refills": 3}, "refills is for dynamic_sampling"),
+        (grpo, {"loss": "sapo", "clip_high": 0.3}, "sapo has no clip"),
+        (grpo, {"loss": "gspo", "aggregation": "token_mean"}, "a mean over sequences"),
+        (grpo, {"loss": "reinforce", "epochs": 2}, "reinforce has no ratio"),
+        (grpo, {**OPO, "loss": "ppo_clip", **SEVERAL}, "tokens of the policy itself"),
+        (
+            grpo,
+            {**OPO, "importance": "truncated", "ahead": {"staleness": 1}},
+            "tokens of the policy itself",
+        ),
+        (
+            grpo,
+            {"completions": 1, "advantage": "greedy_baseline", "dynamic_sampling": True},
+            "group of one",
+        ),
+        (ppo, {**ONE, "kl_horizon": 100.0}, "kl_horizon is for kl_target"),
+        (ppo, {**ONE, "value_loss": "squared", "value_clip": 0.1}, "squared has no clip"),
+        (ppo, {**ONE, "critic_warmup": 5, "steps": 5}, "the policy would never be trained"),
+        (ppo, {**PROMPT, "stop_penalty": -1.0}, "stop_penalty is -1; use 0"),
+        (ppo, {**PROMPT, "whiten": True}, "remove whiten"),
+        (ppo, {**PROMPT, "value_loss": "squared"}, "a loss of its own"),
+        (pmd, TOKENS, "both 0"),
+        (pmd, {"length_weight": 0.1, "length_after": 4, "steps": 4}, "would never count"),
+        (pmd, {"ahead": {"staleness": 2, "stale_after": 1}}, "nothing would be trained"),
+        (pmd, {"ahead": {"stop_strings": ("",)}}, "which is in every text"),
     ],
 )
-def test_a_key_that_does_nothing_is_refused(changes, told, data, tmp_path):
+def test_a_key_that_does_nothing_or_harm_is_refused(recipe, changes, told, data, tmp_path):
     with pytest.raises(ValueError, match=told):
-        config_of(grpo, tmp_path / "run", data, **changes)
+        config_of(recipe, tmp_path / "run", data, **changes)
+
+
+@pytest.mark.parametrize("recipe", [grpo, ppo, pmd])
+def test_what_needs_held_out_prompts_is_refused_without_them(recipe, data, tmp_path):
+    config = config_of(recipe, tmp_path / "run", data)
+    without = dataclasses.replace(config.data, eval=None)
+    best = dataclasses.replace(accuracy.BEST, keep_best=1)
+    for part, told in (
+        ({"eval": accuracy.EvalConfig(every=2)}, "eval.every needs data.eval"),
+        ({"eval": accuracy.EvalConfig(samples=4)}, "eval.samples needs data.eval"),
+        ({"checkpoint": best}, "checkpoint.keep_best needs data.eval"),
+    ):
+        assert dataclasses.replace(config, **part)
+        with pytest.raises(ValueError, match=told):
+            dataclasses.replace(config, data=without, **part)
+    for part, told in (
+        ({"checkpoint": checkpoint.CheckpointConfig(keep_best=1)}, "eval/loss, which no"),
+        ({"eval": accuracy.EvalConfig(samples=4, pass_at=(8,))}, "eval.pass_at holds 8"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            dataclasses.replace(config, **part)
+    default = {field.name: field.default for field in dataclasses.fields(recipe.Config)}
+    assert default["checkpoint"].metric == "eval/accuracy"
+    assert default["checkpoint"].mode == "max"
+
+
+def test_the_policys_schedule_begins_after_the_critics_warm_up(data, tmp_path):
+    """Down a line to 0 over the 3 rollouts · 2 updates that it is trained in; so it moves."""
+    line = optimizers.OptimizerConfig("sgd", 1.0, "linear", b1=0.0, max_grad_norm=None)
+    changes = {"completions": 1, "epochs": 2, "steps": 5, "critic_warmup": 2}
+    config = config_of(ppo, tmp_path / "run", data, **changes)
+    config = dataclasses.replace(config, optimizer=line, critic_optimizer=line)
+    optimizer, rates = ppo.make_optimizer(config)
+    params = {name: {"kernel": jnp.zeros(())} for name in ("policy", "critic")}
+    state, moved, said = optimizer.init(params), [], []
+    for step in range(config.updates):
+        changes, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+        moved.append([-float(changes[name]["kernel"]) for name in params])
+        said.append(
+            [float(rates(step)[name]) for name in ("learning_rate", "critic_learning_rate")]
+        )
+    expected = [0] * 4 + [1 - n / 6 for n in range(6)], [1 - n / 10 for n in range(10)]
+    np.testing.assert_allclose(moved, np.transpose(expected), atol=1e-6)
+    np.testing.assert_allclose(said, moved, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        (grpo, {"ahead": {"top_p": 0.9}, "kl_coef": 0.05}),
+        (grpo, {"ahead": {"top_k": 3, "staleness": 1}, "importance": "truncated"}),
+        (pmd, {"ahead": {"top_k": 3, "staleness": 2}}),
+        (ppo, {"ahead": {"top_p": 0.5}, "kl_coef": 0.1, "completions": 1}),
+    ],
+)
+def test_tokens_that_can_no_longer_be_drawn_do_no_harm(recipe, changes, data, tmp_path):
+    """At a rate so high that a policy's likeliest tokens change from one update to the next."""
+    config = config_of(recipe, tmp_path / "run", data, steps=4, rate=3e-2, **changes)
+    assert recipe.train(config) == 0
+    logged = [r for r in records(config.run) if "loss" in r]
+    names = [name for name in logged[0] if name.startswith("outside_support/")]
+    assert max(r[name] for r in logged for name in names) > 0
+    assert max(abs(r["loss"]) for r in logged) < 100
+    assert max(r["grad_norm"] for r in logged) < 1000
+
+
+def test_rewards_that_a_critic_of_prompts_cannot_predict_stop_the_run(data, tmp_path):
+    (tmp_path / "judge.py").write_text("def wide(completion, example):\n    return 2.0\n")
+    config = config_of(ppo, tmp_path / "run", data, steps=1, **PROMPT)
+    own = rewards.RewardConfig(f"{tmp_path / 'judge.py'}:wide")
+    with pytest.raises(ValueError, match="has 2; scale the reward"):
+        ppo.train(dataclasses.replace(config, reward=own))
+
+
+def test_dynamic_sampling_tells_of_all_that_was_seen(data, tmp_path):
+    """Half of the prompts cannot be judged; tokens and missing rewards are of every group."""
+    changes = {"dynamic_sampling": True, "judge": "hard", "steps": 1, "refills": 4, "samples": 64}
+    config = config_of(grpo, tmp_path / "run", data, **changes)
+    assert grpo.train(config) == 0
+    logged = next(r for r in records(config.run) if "dynamic/sampled" in r)
+    seen, filled = int(logged["dynamic/sampled"]), int(logged["dynamic/filled"])
+    assert seen == 40 or filled == 0
+    stream = prompts.PromptStream(config.data, setup.load_tokenizer(config.model), seed=0)
+    unjudged = sum(prompt.example["number"] % 4 < 2 for prompt in stream.take(seen))
+    assert logged["rewards/missing"] == 8 * unjudged
+    assert logged["dynamic/equal"] >= unjudged
+    lines = (Path(config.run) / "samples.jsonl").read_text().splitlines()
+    kept = [r for r in map(json.loads, lines) if r["split"] == "train"]
+    assert len(kept) == 64
+    groups = [[r["reward"] for r in kept[first : first + 8]] for first in range(0, 64, 8)]
+    mixed = [set(group) == {0.0, 1.0} for group in groups]
+    assert mixed == [True] * (8 - filled) + [False] * filled
 
 
 def test_a_curriculum_knows_only_prompts_that_can_be_asked(data, tmp_path):

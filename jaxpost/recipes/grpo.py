@@ -363,7 +363,7 @@ def measures(
         ref = given.of_terms["ref_logps"]
         per_token["kl"] = support.within(losses.kl_k3, scores.logps, ref)
     if config.rollout.truncates:
-        per_token["outside_support"] = ~support.inside(scores.logps)
+        per_token["outside_support/now"] = ~support.inside(scores.logps)
     if config.loss in CLIPS:
         per_token |= clipped(config, new, old, batch)
     return {name: jnp.sum(jnp.where(batch.trained, x, 0.0)) for name, x in per_token.items()}
@@ -584,6 +584,8 @@ def train(config: Config) -> int:
                 if has_bonus(config):
                     of_terms["entropy_weights"] = entropy_weights(rows, entropy.weight)
                 jax.block_until_ready((old, of_terms))
+            if config.rollout.truncates:
+                out.write(step, told.outside(rows, {"before": old, **of_terms}))
             if config.advantage == "greedy_baseline":
                 greedy = greedy_completions(config, opened, state.params, found, further, watch)
                 out.write(step, {"rewards/missing_greedy": float(np.isnan(greedy.rewards).sum())})

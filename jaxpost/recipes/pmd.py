@@ -203,7 +203,9 @@ def measures(
         "squared_log_ratio": jnp.sum(jnp.square(moved)),
     }
     if config.rollout.truncates:
-        out["outside_support"] = jnp.sum(tokens & ~support.inside(scores.logps), dtype=jnp.float32)
+        out["outside_support/now"] = jnp.sum(
+            tokens & ~support.inside(scores.logps), dtype=jnp.float32
+        )
     return jax.lax.stop_gradient(out)
 
 
@@ -374,6 +376,8 @@ def train(config: Config) -> int:
                 out.write(step, told.staleness(found))
             with watch.part("logps"):
                 old = jax.block_until_ready(score(state.params, rows))
+            if config.rollout.truncates:
+                out.write(step, told.outside(rows, {"before": old}))
             if (step - 1) % config.check_every == 0:
                 out.write(step, told.agreement(old, rows))
             batch = make_batch(config, step, found, rows, old)

@@ -311,7 +311,7 @@ def measures(
         **config.make_critic().moved(values, batch.values),
     }
     if config.rollout.truncates:
-        per_token["outside_support"] = ~support.inside(scores.logps)
+        per_token["outside_support/now"] = ~support.inside(scores.logps)
     return {name: jnp.sum(jnp.where(batch.trained, x, 0.0)) for name, x in per_token.items()}
 
 
@@ -492,11 +492,14 @@ def train(config: Config) -> int:
             with watch.part("logps"):
                 old = score(state.params["policy"], rows)
                 values = evaluate_values(state.params, rows)
-                kl = jnp.zeros_like(old)
+                kl, scored = jnp.zeros_like(old), {"before": old}
                 if reference is not None:
                     frozen = train_step.merge(reference, state.params["policy"], policy.trainable)
-                    kl = support.within(losses.kl_k1, old, score(frozen, rows))
+                    scored["ref_logps"] = score(frozen, rows)
+                    kl = support.within(losses.kl_k1, old, scored["ref_logps"])
                 jax.block_until_ready((old, values, kl))
+            if config.rollout.truncates:
+                out.write(step, told.outside(rows, scored))
             if config.importance != "none" or (step - 1) % config.check_every == 0:
                 out.write(step, told.agreement(old, rows))
             scores = rewards_of(config, found)

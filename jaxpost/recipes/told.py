@@ -93,6 +93,14 @@ def agreement(old_logps: Array, rows: Rows) -> dict[str, float]:
     return out
 
 
+def outside(rows: Rows, scored: Mapping[str, Array]) -> dict[str, float]:
+    """The share of tokens that each policy that was asked, by name, could not have drawn."""
+    return {
+        f"outside_support/{name}": mean(~np.isfinite(np.asarray(logps))[rows.completion_mask])
+        for name, logps in scored.items()
+    }
+
+
 def of_completions(values: Any, mask: Any) -> np.ndarray:
     """[B]: the mean of each row's values over its mask [B, T]; 0 where that is empty."""
     values, mask = np.asarray(values), np.asarray(mask)
