@@ -16,7 +16,7 @@ import pytest
 
 from jaxpost import advantages, hub, rewards, rollout, train_step
 from jaxpost.data import prompts
-from jaxpost.recipes import experience, grpo, setup
+from jaxpost.recipes import experience, gains, grpo, setup
 
 FOLDER = pathlib.Path(__file__).parent / "golden" / "grpo"
 CASES = json.loads((FOLDER / "cases.json").read_text())
@@ -113,8 +113,8 @@ def batch_of(config: grpo.Config, case: str) -> grpo.Batch:
         of_terms["ref_logps"] = score(jax.tree.map(lambda p: 0.875 * p, params), rows)
     if config.entropy_coef:
         of_terms["entropy_weights"] = grpo.entropy_weights(rows, config.entropy_coef)
-    gains = grpo.in_groups(config, found(case), rows)
-    return grpo.make_batch(config, rows, gains, old, of_terms)
+    gained = gains.in_groups(config, found(case), rows)
+    return grpo.make_batch(rows, gained, old, of_terms)
 
 
 def assert_same_updates(config: grpo.Config, case: str, batch: grpo.Batch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from jaxpost import hub, losses, rewards, rollout, train_step
 from jaxpost.data import prompts
-from jaxpost.recipes import accuracy, dynamic, experience, grpo, pmd, ppo, setup, told
+from jaxpost.recipes import accuracy, dynamic, experience, gains, grpo, pmd, ppo, setup, told
 
 SMALL = {
     "model_type": "llama",
@@ -225,8 +225,8 @@ def test_grpo(model, microbatches, laid_out, importance):
     )
     now, reference = moved(model[1]), moved(model[1], seed=2)
     score = experience.make_scores(policy.model, config.rollout, 2)
-    gains, ref = grpo.in_groups(config, found(), rows), score(reference, rows)
-    batch = grpo.make_batch(config, rows, gains, score(model[1], rows), {"ref_logps": ref})
+    gained, ref = gains.in_groups(config, found(), rows), score(reference, rows)
+    batch = grpo.make_batch(rows, gained, score(model[1], rows), {"ref_logps": ref})
     if laid_out:
         batch = next(experience.passes(batch, config, jax.random.key(0), policy.model))
     optimizer = optax.sgd(0.1)
@@ -255,7 +255,7 @@ def test_what_is_too_stale_is_read_and_not_trained(model):
     policy, rows = policy_of(model), experience.rows_of(found(), stale_after=1)
     config = settings(grpo)
     optimizer = optax.sgd(0.1)
-    batch = grpo.make_batch(config, rows, grpo.in_groups(config, found(), rows), rows.sampler_logps)
+    batch = grpo.make_batch(rows, gains.in_groups(config, found(), rows), rows.sampler_logps)
     state = train_step.init_state(jax.tree.map(jnp.array, model[1]), optimizer)
     loss, norm = one_update(grpo.make_update(config, policy, optimizer), state, batch)
     start, advantages = logps_of(doubles(model[1])), grouped(True)
@@ -325,8 +325,7 @@ def gae(rewards_, values, gamma, lam):
 
 
 PPO = {  # beside kl_coef, value_coef, gamma and lam
-    "separate": {},
-    "separate, banded": {"importance": "banded"},
+    "separate": {"importance": "banded"},
     "shared": {"critic": "shared", "importance": "truncated"},
     "everything": {
         **{"dual_clip": 1.02, "stop_penalty": -1.0, "whiten_rewards": True},
@@ -553,18 +552,18 @@ def test_a_completion_that_is_nearly_too_long_has_less_reward():
     """Of at most 6 tokens the last 4 cost: lengths 2 4 1 3 | 2 1 5 2."""
     rows = experience.rows_of(found())
     config = settings(grpo, overlong_margin=4, advantage="group_centered")
-    gains = grpo.in_groups(config, found(), rows)
+    gained = gains.in_groups(config, found(), rows)
     shaped = np.array(REWARDS) + np.array([0, -0.5, 0, -0.25, 0, 0, -0.75, 0])
     groups = shaped.reshape(2, 4)
     expected = np.nan_to_num(groups - np.nanmean(groups, axis=1, keepdims=True)).ravel()
-    np.testing.assert_allclose(per_row(rows, gains.advantages), expected, atol=1e-6)
+    np.testing.assert_allclose(per_row(rows, gained.advantages), expected, atol=1e-6)
 
 
 def test_masked_truncated_completions_count_in_their_group_and_are_not_trained():
     rows, config = experience.rows_of(found(CUT)), settings(grpo, mask_truncated=True)
-    gains = grpo.in_groups(config, found(CUT), rows)
-    np.testing.assert_allclose(per_row(rows, gains.advantages), grouped(True), rtol=1e-4)
-    trained = {row for row in range(8) if np.asarray(gains.trained)[row].any()}
+    gained = gains.in_groups(config, found(CUT), rows)
+    np.testing.assert_allclose(per_row(rows, gained.advantages), grouped(True), rtol=1e-4)
+    trained = {row for row in range(8) if np.asarray(gained.trained)[row].any()}
     assert trained == set(JUDGED) - set(CUT)
 
 
@@ -582,11 +581,11 @@ def test_remax_takes_the_greedy_reward_off_where_there_is_one():
         [rewards.Scored(0.5, {}, "", None), rewards.Scored(np.nan, {}, "", "error")],
         STALENESS[first],
     )
-    gains = grpo.against_greedy(config, found(), greedy, rows)
+    gained = gains.against_greedy(config, found(), greedy, rows)
     shaped = np.array(REWARDS[:4]) + np.array([0, -0.5, 0, -0.25])
-    np.testing.assert_allclose(per_row(rows, gains.advantages)[:4], shaped - (0.5 - 0.75))
-    assert not np.asarray(gains.trained)[4:].any()
-    assert np.array_equal(np.asarray(gains.trained)[:4], rows.completion_mask[:4])
+    np.testing.assert_allclose(per_row(rows, gained.advantages)[:4], shaped - (0.5 - 0.75))
+    assert not np.asarray(gained.trained)[4:].any()
+    assert np.array_equal(np.asarray(gained.trained)[:4], rows.completion_mask[:4])
 
 
 def test_dynamic_sampling_keeps_mixed_groups_and_fills_up_with_others():
@@ -675,7 +674,7 @@ def test_tokens_of_no_weight_are_in_the_means_all_the_same(model):
     for importance in ("none", "banded"):
         config = settings(grpo, epochs=2, importance=importance)
         old = experience.make_scores(policy.model, config.rollout, 2)(model[1], rows)
-        batch = grpo.make_batch(config, rows, grpo.in_groups(config, found(), rows), old)
+        batch = grpo.make_batch(rows, gains.in_groups(config, found(), rows), old)
         state = train_step.init_state(moved(model[1]), optimizer)
         _, measured = grpo.make_update(config, policy, optimizer)(state, batch)
         logged.append(grpo.summary([measured]))
@@ -707,8 +706,8 @@ def test_what_was_not_judged_has_no_part_in_anything(model):
     results = []
     for each in (first, second):
         rows = experience.rows_of(each)
-        gains = grpo.in_groups(config, each, rows)
-        batch = grpo.make_batch(config, rows, gains, jnp.zeros(rows.inputs.shape))
+        gained = gains.in_groups(config, each, rows)
+        batch = grpo.make_batch(rows, gained, jnp.zeros(rows.inputs.shape))
         state = train_step.init_state(jax.tree.map(jnp.array, model[1]), optimizer)
         results.append(one_update(update, state, batch))
     assert results[0] == results[1]

@@ -13,7 +13,7 @@ from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.data.prompts import Prompt
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import evaluation, experience, judge, setup, told
+from jaxpost.recipes import draws, evaluation, experience, judge, setup, told
 from jaxpost.typing import Array, Params
 
 EVALUATION = 1 << 30  # a step that no run reaches, for the key
@@ -182,7 +182,7 @@ def collected(
     for number, first in enumerate(range(0, len(order), several)):
         chosen = [prompts[index] for index in order[first : first + several]]
         here = jax.random.fold_in(key, number)
-        parts.append(experience.sampled(policy, params, chosen, here, sampling, scorer))
+        parts.append(draws.sampled(policy, params, chosen, here, sampling, scorer))
     whole = experience.join([pending.wait() for pending in parts])
     back = np.argsort(order)
     return whole.groups(back.tolist())

@@ -24,8 +24,9 @@ import numpy as np
 
 from jaxpost import rewards, rollout, writer
 from jaxpost.data.prompts import Prompt
-from jaxpost.recipes import course, experience
-from jaxpost.recipes.experience import Experience, Group, Pending
+from jaxpost.recipes import course, draws
+from jaxpost.recipes.draws import Awaited, Group
+from jaxpost.recipes.experience import Experience
 from jaxpost.rollout import UNFINISHED, Rollout
 from jaxpost.typing import Params
 
@@ -53,7 +54,7 @@ class Rollouts:
         self._sampled = 0  # rollouts so far
         self._numbers = itertools.count()
         self._begun: list[tuple[int, Group]] = []  # not done, or not of a rollout yet
-        self._ready: collections.deque[Pending] = collections.deque()
+        self._ready: collections.deque[Awaited] = collections.deque()
 
     def next(self, step: int, params: Params, watch: writer.Stopwatch) -> Experience:
         """The rollout of a step; later ones are sampled first, as far as `staleness` goes."""
@@ -66,13 +67,13 @@ class Rollouts:
         with watch.part("reward"):
             return self._ready.popleft().wait(step - 1)
 
-    def _sample(self, params: Params, version: int) -> Pending:
+    def _sample(self, params: Params, version: int) -> Awaited:
         """Begins new groups beside those under way, until a rollout's number of them is done."""
         count, size = self._config.prompts, self._config.completions
         fresh = self._take(self._sampled, count + self._config.spare - len(self._begun))
         groups = self._begun + [(next(self._numbers), self._unbegun(prompt)) for prompt in fresh]
         begun = [group.rollout for _, group in groups]
-        finished = experience.drawn(
+        finished = draws.drawn(
             self._policy,
             params,
             [group.prompt for _, group in groups],
@@ -90,11 +91,11 @@ class Rollouts:
             versions = np.where(found.mask & ~old, version, group.versions)
             group = group._replace(rollout=copied(found), versions=versions)
             if len(done) < count and not (found.stop_reasons == UNFINISHED).any():
-                group = experience.submitted(self._policy, group, self._scorer)
+                group = draws.submitted(self._policy, group, self._scorer)
                 done.append(index)
             groups[index] = number, group
         self._begun = [groups[index] for index in range(len(groups)) if index not in done]
-        return Pending([groups[index][1] for index in sorted(done)])
+        return Awaited([groups[index][1] for index in sorted(done)])
 
     def _unbegun(self, prompt: Prompt) -> Group:
         shape = self._config.completions, self._config.max_new_tokens
@@ -116,7 +117,7 @@ class Rollouts:
         self._sampled, self._numbers = state["sampled"], itertools.count(state["numbers"])
         self._begun = [(number, self._restored(one)) for number, one in state["begun"]]
         self._ready = collections.deque(
-            Pending([self._restored(one) for one in groups]) for groups in state["ready"]
+            Awaited([self._restored(one) for one in groups]) for groups in state["ready"]
         )
         lost = sum(len(pending.groups) for pending in self._ready) + len(self._begun)
         self._drop_what_does_not_fit()
@@ -150,7 +151,7 @@ class Rollouts:
         if state["scored"] is None:
             return group
         scored = [rewards.Scored(*(nan_of(one[0]), *one[1:])) for one in state["scored"]]
-        texts = [item.completion for item in experience.items_of(self._policy, prompt, drawn)]
+        texts = [item.completion for item in draws.items_of(self._policy, prompt, drawn)]
         return group._replace(texts=texts, scored=lambda: scored)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpost import advantages, writer
-from jaxpost.recipes import course, experience
+from jaxpost.recipes import course, draws, experience
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
@@ -29,7 +29,7 @@ def refilled(
             break
         prompts = opened.data.take(config.rollout.prompts)
         here = jax.random.fold_in(key, refill)
-        more = experience.collect(
+        more = draws.collect(
             opened.policy, params, prompts, here, config.rollout, opened.scorer, watch
         )
         seen = experience.join([seen, more])

@@ -15,7 +15,12 @@ advantage is that of its completion within its group (arXiv 2402.03300). Then th
 
 Departures: 1. the paper does not state the clip, ours is 0.2; 2. no KL term unless `kl_coef` asks
 for one (the paper's is 0.04), and then k3 in the loss, as in the paper; 3. a completion that has no
-reward is in no baseline and in no weight.
+reward is in no baseline and in no weight; so are, in ReMax, the completions of a prompt whose
+greedy one has none; 4. a token that a policy with top_k, top_p or min_p cannot draw any more is
+left out of the terms that it would make infinite, and counted.
+
+Absent: rewards of steps (`advantages.process_advantages`), the iterative form that renews reference
+and reward model, and for RLOO the KL in the reward and the clip of a whole completion's ratio.
 
     jaxpost train configs/grpo_smollm2_family.yaml
 """
@@ -31,7 +36,6 @@ import numpy as np
 import optax
 
 from jaxpost import (
-    advantages,
     compact,
     logps,
     loss_weights,
@@ -53,11 +57,12 @@ from jaxpost.recipes import (
     course,
     dynamic,
     experience,
+    gains,
     setup,
     support,
     told,
 )
-from jaxpost.recipes.experience import Experience
+from jaxpost.recipes.gains import Gains
 from jaxpost.typing import Array, Params
 
 
@@ -166,8 +171,8 @@ class Config:
 
 def contradictions(config: Config) -> Iterator[str]:
     """Keys that would do nothing, and choices that would not be what they are called."""
-    if config.std_epsilon != 1e-6 and config.advantage not in NORMALIZED:
-        yield f"std_epsilon is for advantage: {' or '.join(NORMALIZED)}"
+    if config.std_epsilon != 1e-6 and config.advantage not in gains.NORMALIZED:
+        yield f"std_epsilon is for advantage: {' or '.join(gains.NORMALIZED)}"
     if config.entropy_step != 0.005 and config.entropy_target is None:
         yield "entropy_step is for entropy_target"
     if config.loss not in CLIPS and (config.clip_low or config.clip_high):
@@ -200,16 +205,6 @@ CLIPS = {
     "ppo_dual_clip": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
-}
-NORMALIZED = {
-    "group_normalized": advantages.group_normalized,
-    "batch_normalized": advantages.batch_normalized,
-}
-GROUPED = {
-    "group_centered": advantages.group_centered,
-    "leave_one_out": advantages.leave_one_out,
-    "mean_normalized": advantages.mean_normalized,
-    "contrast_scaled": advantages.contrast_scaled,
 }
 
 
@@ -441,78 +436,21 @@ def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:
 # The batch -------------------------------------------------------------------------------------
 
 
-class Gains(NamedTuple):
-    """Which tokens are trained, and the advantage of each [B, T]."""
-
-    trained: Array
-    advantages: Array
-
-
-def in_groups(config: Config, found: Experience, rows: experience.Rows) -> Gains:
-    """Each completion against the others of its prompt."""
-    trained = trained_tokens(config, found, rows, ~np.isnan(found.rewards))
-    values, lengths = shaped(config, found), jnp.asarray(found.lengths)
-    if config.advantage == "reinforce_plus_plus_baseline":
-        return Gains(trained, advantages.reinforce_plus_plus_baseline(values, trained))
-    if config.advantage == "optimal_baseline":
-        gains = advantages.optimal_baseline(values, lengths)
-    elif config.advantage in NORMALIZED:
-        gains = NORMALIZED[config.advantage](values, epsilon=config.std_epsilon)
-    else:
-        gains = GROUPED[config.advantage](values)
-    return Gains(trained, advantages.per_token(gains, jnp.asarray(rows.completion_mask)))
-
-
-def against_greedy(
-    config: Config, found: Experience, greedy: Experience, rows: experience.Rows
-) -> Gains:
-    """Each completion against the most probable one of its prompt (ReMax); both are shaped."""
-    baselines = shaped(config, greedy)[:, 0]
-    there = ~np.isnan(found.rewards) & ~np.isnan(greedy.rewards)
-    gains = advantages.greedy_baseline(shaped(config, found), baselines)
-    return Gains(
-        trained_tokens(config, found, rows, there),
-        advantages.per_token(gains, jnp.asarray(rows.completion_mask)),
-    )
-
-
-def shaped(config: Config, found: Experience) -> Array:
-    """[P, G]: rewards, with the penalty of what is nearly too long."""
-    values = jnp.asarray(found.rewards)
-    if not config.overlong_margin:
-        return values
-    return values + advantages.overlong_penalty(
-        jnp.asarray(found.lengths),
-        max_length=config.rollout.max_new_tokens,
-        margin=config.overlong_margin,
-    )
-
-
-def trained_tokens(
-    config: Config, found: Experience, rows: experience.Rows, there: np.ndarray
-) -> Array:
-    """[B, T]: of completions that are `there` [P, G], the tokens that are not too stale."""
-    if config.mask_truncated:
-        there = there & ~found.truncated
-    return jnp.asarray((rows.loss_weights != 0) & there.reshape(-1, 1))
-
-
 def make_batch(
-    config: Config,
     rows: experience.Rows,
-    gains: Gains,
+    gained: Gains,
     old: Array,
     of_terms: dict[str, Array] | None = None,
 ) -> Batch:
     """Rows with what the losses need; tokens that `old` could not have drawn are not trained."""
-    trained = gains.trained & support.inside(old)
+    trained = gained.trained & support.inside(old)
     return Batch(
         read=experience.plain(rows),
         targets=rows.targets,
         completion_mask=rows.completion_mask,
         trained=trained,
         loss_weights=trained.astype(jnp.float32),
-        advantages=gains.advantages,
+        advantages=gained.advantages,
         old_logps=support.kept(old, rows.sampler_logps),
         sampler_logps=rows.sampler_logps,
         of_terms=of_terms or {},
@@ -522,21 +460,6 @@ def make_batch(
 def entropy_weights(rows: experience.Rows, weight: float) -> Array:
     """[B, T], of the bonus."""
     return jnp.where(rows.completion_mask, jnp.float32(weight), 0.0)
-
-
-def greedy_completions(
-    config: Config,
-    opened: course.Opened,
-    params: Params,
-    found: Experience,
-    key: Array,
-    watch: writer.Stopwatch,
-) -> Experience:
-    """The most probable completion of each prompt, for ReMax."""
-    sampling = accuracy.greedy(config.rollout)
-    return experience.collect(
-        opened.policy, params, found.prompts, key, sampling, opened.scorer, watch
-    )
 
 
 def train(config: Config) -> int:
@@ -574,27 +497,29 @@ def train(config: Config) -> int:
             if config.rollout.off_policy:
                 out.write(step, told.staleness(found))
             with watch.part("logps"):
-                old, of_terms = rows.sampler_logps, {}
+                old, of_terms, scored = rows.sampler_logps, {}, {}
                 if config.scores_old(step):
-                    old = score(state.params, rows)
+                    old = scored["before"] = score(state.params, rows)
                     out.write(step, told.agreement(old, rows))
                 if reference is not None:
                     frozen = train_step.merge(reference, state.params, policy.trainable)
-                    of_terms["ref_logps"] = score(frozen, rows)
+                    of_terms["ref_logps"] = scored["reference"] = score(frozen, rows)
                 if has_bonus(config):
                     of_terms["entropy_weights"] = entropy_weights(rows, entropy.weight)
                 jax.block_until_ready((old, of_terms))
             if config.rollout.truncates:
-                out.write(step, told.outside(rows, {"before": old, **of_terms}))
+                out.write(step, told.outside(rows, scored))
             if config.advantage == "greedy_baseline":
-                greedy = greedy_completions(config, opened, state.params, found, further, watch)
+                greedy = gains.greedy_completions(
+                    config, opened, state.params, found, further, watch
+                )
                 out.write(step, {"rewards/missing_greedy": float(np.isnan(greedy.rewards).sum())})
-                gains = against_greedy(config, found, greedy, rows)
+                gained = gains.against_greedy(config, found, greedy, rows)
             else:
-                gains = in_groups(config, found, rows)
-            batch = make_batch(config, rows, gains, old, of_terms)
-            gained = told.of_completions(batch.advantages, rows.completion_mask)
-            out.samples(step, told.records(found, "train", config.samples, gained))
+                gained = gains.in_groups(config, found, rows)
+            batch = make_batch(rows, gained, old, of_terms)
+            each = told.of_completions(batch.advantages, rows.completion_mask)
+            out.samples(step, told.records(found, "train", config.samples, each))
             with watch.part("update"):
                 sums, rate = [], schedule(state.step)
                 for part in experience.passes(batch, config, order, policy.model):

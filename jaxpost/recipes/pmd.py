@@ -7,13 +7,17 @@ weight, and the optimizer starts anew with each rollout, since the objective is 
 
     Kimi k1.5    loss: pmd  length_weight  curriculum  choose: prioritised
                  rollout.spare (partial rollouts)  rollout.stale_after: 0 (newest segment trained)
-    Kimi K2      loss: pmd
+    Kimi K2      loss: pmd  optimizer.name: muon
     Kimi K2.5    loss: pmd_token  log_low  log_high  (arXiv 2602.02276)
     OpenKimi     loss: pmd  per_length: true  baseline: leave_one_out
 
 Departures: 1. the square is divided by 2τ, so that τ does not scale the step; 2. τ is not disclosed
 in the reports, ours is 0.1; 3. a partial rollout ends when its number of groups is done, not at a
 number of tokens, so that all updates have one shape.
+
+Absent: K2's PTX loss beside it, its token budgets, its falling temperature and its rubric rewards;
+K2.5's phases with a token budget (`advantages.budgeted_rewards` is their reward); k1.5's detection
+of repetitions.
 
     jaxpost quickstart --method pmd
 """

@@ -14,6 +14,10 @@ Departures: 1. the critic is by default a copy of the policy with its own optimi
 has it; `critic: shared` puts the head on the policy's own trunk; 2. advantages are whitened over
 the whole rollout, not by device; 3. a completion that has no reward is in no statistic and no loss.
 
+Absent: the value of the last state in the place of a reward where a completion was cut short, more
+updates of the critic than of the policy (Open-Reasoner-Zero: 12 to 1), and a critic that begins as
+the reward model.
+
     jaxpost quickstart --method ppo
 """
 
@@ -495,8 +499,8 @@ def train(config: Config) -> int:
                 kl, scored = jnp.zeros_like(old), {"before": old}
                 if reference is not None:
                     frozen = train_step.merge(reference, state.params["policy"], policy.trainable)
-                    scored["ref_logps"] = score(frozen, rows)
-                    kl = support.within(losses.kl_k1, old, scored["ref_logps"])
+                    scored["reference"] = score(frozen, rows)
+                    kl = support.within(losses.kl_k1, old, scored["reference"])
                 jax.block_until_ready((old, values, kl))
             if config.rollout.truncates:
                 out.write(step, told.outside(rows, scored))
