@@ -16,7 +16,18 @@ import pytest
 
 from jaxpost import hub, losses, rewards, rollout, train_step
 from jaxpost.data import prompts
-from jaxpost.recipes import accuracy, dynamic, experience, gains, grpo, pmd, ppo, setup, told
+from jaxpost.recipes import (
+    accuracy,
+    dynamic,
+    experience,
+    gains,
+    grpo,
+    pmd,
+    ppo,
+    setup,
+    support,
+    told,
+)
 
 SMALL = {
     "model_type": "llama",
@@ -711,3 +722,14 @@ def test_what_was_not_judged_has_no_part_in_anything(model):
         state = train_step.init_state(jax.tree.map(jnp.array, model[1]), optimizer)
         results.append(one_update(update, state, batch))
     assert results[0] == results[1]
+
+
+def test_a_term_is_nothing_where_a_log_probability_is_infinite():
+    """Value and gradient, of a token that the policy or the reference could not draw."""
+    here = jnp.array([-1.0, -jnp.inf, -2.0])
+    ref = jnp.array([-2.0, -2.0, -jnp.inf])
+    found, slope = jax.value_and_grad(lambda new: jnp.sum(support.within(losses.kl_k3, new, ref)))(
+        here
+    )
+    np.testing.assert_allclose(found, np.exp(-1) - 1 + 1, rtol=1e-6)
+    np.testing.assert_allclose(slope, [1 - np.exp(-1), 0, 0], rtol=1e-6)

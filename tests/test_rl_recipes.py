@@ -20,7 +20,7 @@ import yaml
 from jaxpost import checkpoint, optimizers, rewards, writer
 from jaxpost import config as configs
 from jaxpost.data import prompts
-from jaxpost.recipes import accuracy, controllers, experience, grpo, pmd, ppo, setup
+from jaxpost.recipes import accuracy, controllers, course, experience, grpo, pmd, ppo, setup
 
 TINY = {
     "model_type": "llama",
@@ -437,9 +437,17 @@ def test_the_policys_schedule_begins_after_the_critics_warm_up(data, tmp_path):
     ("recipe", "changes"),
     [
         (grpo, {"ahead": {"top_p": 0.9}, "kl_coef": 0.05}),
-        (grpo, {"ahead": {"top_k": 3, "staleness": 1}, "importance": "truncated"}),
         (pmd, {"ahead": {"top_k": 3, "staleness": 2}}),
-        (ppo, {"ahead": {"top_p": 0.5}, "kl_coef": 0.1, "completions": 1}),
+        pytest.param(
+            grpo,
+            {"ahead": {"top_k": 3, "staleness": 1}, "importance": "truncated"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ppo,
+            {"ahead": {"top_p": 0.5}, "kl_coef": 0.1, "completions": 1},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_tokens_that_can_no_longer_be_drawn_do_no_harm(recipe, changes, data, tmp_path):
@@ -447,8 +455,8 @@ def test_tokens_that_can_no_longer_be_drawn_do_no_harm(recipe, changes, data, tm
     config = config_of(recipe, tmp_path / "run", data, steps=4, rate=3e-2, **changes)
     assert recipe.train(config) == 0
     logged = [r for r in records(config.run) if "loss" in r]
-    names = [name for name in logged[0] if name.startswith("outside_support/")]
-    assert max(r[name] for r in logged for name in names) > 0
+    outside = [r[name] for r in logged for name in r if name.startswith("outside_support/")]
+    assert max(outside) > 0
     assert max(abs(r["loss"]) for r in logged) < 100
     assert max(r["grad_norm"] for r in logged) < 1000
 
@@ -517,12 +525,12 @@ def test_what_is_under_way_under_other_settings_is_dropped(change, told, data, t
     assert [r["step"] for r in records(first.run) if "reward" in r] == [1, 2, 3, 4]
 
 
-def test_an_edited_reward_is_noticed(data, tmp_path, caplog):
-    (tmp_path / "judge.py").write_text((data / "judge.py").read_text())
-    config = config_of(grpo, tmp_path / "run", data, steps=1)
-    own = rewards.RewardConfig(f"{tmp_path / 'judge.py'}:small")
-    config = dataclasses.replace(config, reward=own)
-    assert grpo.train(config) == 0
-    (tmp_path / "judge.py").write_text((data / "judge.py").read_text() + "\n# other\n")
-    assert grpo.train(dataclasses.replace(config, steps=2)) == 0
-    assert "was changed since the checkpoint" in (Path(config.run) / "log.txt").read_text()
+def test_an_edited_reward_is_noticed(tmp_path, caplog):
+    (tmp_path / "judge.py").write_text(REWARD)
+    config = rewards.RewardConfig(f"{tmp_path / 'judge.py'}:small")
+    then = course.RewardFiles(config).get_state()
+    course.RewardFiles(config).set_state(then)
+    assert "was changed" not in caplog.text
+    (tmp_path / "judge.py").write_text(REWARD + "# other\n")
+    course.RewardFiles(config).set_state(then)
+    assert "judge.py was changed since the checkpoint" in caplog.text
