@@ -4,12 +4,14 @@
 Everything here must happen before anything imports jax or jaxpost, so it stands at the top level.
 """
 
+import gc
 import os
 import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+import jax
 import jaxtyping
 import pytest
 
@@ -36,3 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def released():
+    """Lets go of a file's compiled programs: each takes maps of memory, of which Linux gives 65530.
+
+    All programs of the suite in one process need more, and LLVM then ends with a fault.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
