@@ -31,7 +31,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,6 @@ from jaxpost import (
     compact,
     hub,
     logps,
-    losses,
     metrics,
     optimizers,
     runs,
@@ -56,73 +55,14 @@ from jaxpost.batch import PreferenceBatch
 from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import preferences
 from jaxpost.data.preferences import PreferenceReport
-from jaxpost.losses import implicit_rewards
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
-from jaxpost.recipes import experience, pairwise, reference, setup
+from jaxpost.recipes import experience, pair_losses, pairwise, reference, setup
 from jaxpost.typing import Array, Params
 
 
-class Sides(NamedTuple):
-    """What the loss of a pair is given, [B] each; without a reference its two are 0."""
-
-    chosen: Array
-    rejected: Array
-    ref_chosen: Array
-    ref_rejected: Array
-    chosen_lengths: Array
-    rejected_lengths: Array
-
-
-class Loss(NamedTuple):
-    """A loss, which of `Sides` it takes, and which of the configuration's numbers."""
-
-    function: Callable[..., Array]
-    takes: tuple[str, ...]
-    numbers: tuple[str, ...]
-
-
-PAIR = ("chosen", "rejected")
-FOUR = (*PAIR, "ref_chosen", "ref_rejected")
-LENGTHS = ("chosen_lengths", "rejected_lengths")
-
-
-def nll(chosen_logps: Array, chosen_lengths: Array) -> Array:
-    """[B]: the mean over the chosen completion's tokens."""
-    return losses.nll(chosen_logps) / jnp.maximum(chosen_lengths, 1)
-
-
-LOSSES = {
-    "dpo": Loss(losses.dpo, FOUR, ("beta", "label_smoothing")),
-    "dpo_norm": Loss(losses.dpo_norm, (*FOUR, *LENGTHS), ("beta",)),
-    "robust": Loss(losses.robust, FOUR, ("beta", "label_smoothing")),
-    "hinge": Loss(losses.hinge, FOUR, ("beta",)),
-    "ipo": Loss(losses.ipo, FOUR, ("beta",)),
-    "ipo_average": Loss(losses.ipo_average, (*FOUR, *LENGTHS), ("beta",)),
-    "exo": Loss(losses.exo, FOUR, ("beta", "label_smoothing")),
-    "discopop": Loss(losses.discopop, FOUR, ("beta",)),
-    "dpop": Loss(losses.dpop, FOUR, ("beta", "penalty")),
-    "nca": Loss(losses.nca, FOUR, ("beta",)),
-    "bco_pair": Loss(losses.bco_pair, FOUR, ("beta",)),
-    "sppo_hard": Loss(losses.sppo_hard, FOUR, ("beta",)),
-    "apo_zero": Loss(losses.apo_zero, FOUR, ("beta",)),
-    "apo_down": Loss(losses.apo_down, FOUR, ("beta",)),
-    "aot": Loss(losses.aot, FOUR, ("beta", "label_smoothing")),
-    "aot_unpaired": Loss(losses.aot_unpaired, FOUR, ("beta", "label_smoothing")),
-    "simpo": Loss(losses.simpo, (*PAIR, *LENGTHS), ("beta", "gamma_beta_ratio", "label_smoothing")),
-    "alphapo": Loss(
-        losses.alphapo, (*PAIR, *LENGTHS), ("beta", "gamma_beta_ratio", "label_smoothing", "alpha")
-    ),
-    "orpo": Loss(losses.orpo, (*PAIR, *LENGTHS), ()),
-    "cpo": Loss(losses.cpo, PAIR, ("beta", "label_smoothing")),
-    "slic": Loss(losses.slic, PAIR, ("delta",)),
-    "nll": Loss(nll, ("chosen", "chosen_lengths"), ()),
-}
-SORTING = ("aot", "aot_unpaired")  # over all pairs of an update
-
-
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(pair_losses.LossConfig):
     """Direct preference optimisation on pairs."""
 
     run: str = option(help="folder of the run: checkpoints, metrics, the trained model")
@@ -134,30 +74,6 @@ class Config:
     steps: int = option(500, "how long to train", "updates", least=1)
     batch_size: int = option(32, "pairs of an update", "pairs", least=1)
     microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
-    loss: str | dict[str, float] = option("dpo", "the loss of a pair, or several: {name: weight}")
-    beta: float | None = option(
-        None, "how strongly the policy is held to the reference; null: the loss's own", above=0
-    )
-    label_smoothing: float | None = option(
-        None, "chance that a pair's label is wrong; null: the loss's own", least=0, below=0.5
-    )
-    gamma_beta_ratio: float | None = option(
-        None, "simpo, alphapo: the margin wanted, over beta; null: 0.5", least=0
-    )
-    alpha: float | None = option(
-        None, "alphapo: shape of the reward; null: 0.25", least=-10, most=10
-    )
-    penalty: float | None = option(None, "dpop: of a chosen one less likely; null: 50", least=0)
-    delta: float | None = option(None, "slic: the margin wanted, in nats; null: 1", above=0)
-    divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha_divergence"] = option(
-        "reverse_kl", "from the reference: what a log-ratio stands for (f-DPO)"
-    )
-    length_weight: float = option(
-        1.0, "weight of tokens beyond the shorter completion (LD-DPO)", least=0, most=1
-    )
-    weigh_by_policy: bool = option(
-        False, "weigh a pair by how likely the policy is to write it (WPO)"
-    )
     reference: str | None = option(
         None, "folder or hub id of the reference; null: the policy as it starts"
     )
@@ -174,41 +90,8 @@ class Config:
         check_ranges(self)
         optimizers.check_warmup(self.optimizer, self.steps)
         train_step.check_microbatches(self.batch_size, self.microbatches)
-        pairwise.check_names("loss", self.losses(), LOSSES)
-        used = {number for name in self.losses() for number in LOSSES[name].numbers}
-        for key, value in self.numbers().items():
-            if key not in used:
-                raise ValueError(f"{key} is {value}, which loss: {self.loss} does not look at")
-        if self.microbatches > 1 and any(name in SORTING for name in self.losses()):
-            raise ValueError("aot compares all pairs of an update; set microbatches to 1")
-        if not self.measured():
-            free = {
-                "reference": self.reference is not None,
-                "reference_cache": self.reference_cache is not None,
-                "divergence": self.divergence != "reverse_kl",
-            }
-            for key in (key for key, given in free.items() if given):
-                raise ValueError(f"loss: {self.loss} has no reference; remove {key}")
-
-    def losses(self) -> dict[str, float]:
-        """Their names and weights."""
-        return {self.loss: 1.0} if isinstance(self.loss, str) else dict(self.loss)
-
-    def numbers(self) -> dict[str, float]:
-        """The losses' own numbers, as far as they are given."""
-        numbers = {
-            "beta": self.beta,
-            "label_smoothing": self.label_smoothing,
-            "gamma_beta_ratio": self.gamma_beta_ratio,
-            "alpha": self.alpha,
-            "penalty": self.penalty,
-            "delta": self.delta,
-        }
-        return {name: value for name, value in numbers.items() if value is not None}
-
-    def measured(self) -> bool:
-        """Whether a loss looks at a reference."""
-        return any("ref_chosen" in LOSSES[name].takes for name in self.losses())
+        own = {"reference": self.reference, "reference_cache": self.reference_cache}
+        self.check_losses(self.microbatches, {key: own[key] is not None for key in own})
 
 
 class Batch(NamedTuple):
@@ -232,65 +115,16 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
         sums = pairwise.sums(model, params, batch)
-        sides = Sides(
+        sides = pair_losses.Sides(
             *pairwise.two(sums),
             *pairwise.two(batch.ref_logps),
             *pairwise.two(jnp.sum(batch.completion_mask, axis=1)),
         )
         weights = pairwise.two(batch.loss_weights)[0]
-        loss = jnp.sum(weights * pair_loss(config, sides))
-        return loss, jax.lax.stop_gradient(measures(config, sides, weights))
+        loss = jnp.sum(weights * pair_losses.pair_loss(config, sides))
+        return loss, jax.lax.stop_gradient(pair_losses.measures(config, sides, weights))
 
     return objective
-
-
-def pair_loss(config: Config, sides: Sides) -> Array:
-    """[B]: the weighted losses of each pair."""
-    given, total = diverging(config, sides)._asdict(), jnp.zeros(len(sides.chosen))
-    for name, weight in config.losses().items():
-        loss = LOSSES[name]
-        numbers = {key: value for key, value in config.numbers().items() if key in loss.numbers}
-        total += weight * loss.function(*(given[field] for field in loss.takes), **numbers)
-    if config.weigh_by_policy:
-        total *= implicit_rewards.pair_weights(
-            sides.chosen, sides.rejected, sides.chosen_lengths, sides.rejected_lengths
-        )
-    return total
-
-
-def diverging(config: Config, sides: Sides) -> Sides:
-    """With another divergence its derivative takes the place of log π/π_ref (f-DPO)."""
-    if config.divergence == "reverse_kl":
-        return sides
-    derivative = {
-        "forward_kl": implicit_rewards.forward_kl,
-        "jensen_shannon": implicit_rewards.jensen_shannon,
-        "alpha_divergence": implicit_rewards.alpha_divergence,
-    }[config.divergence]
-    nought = jnp.zeros_like(sides.chosen)
-    return sides._replace(
-        chosen=derivative(sides.chosen, sides.ref_chosen),
-        rejected=derivative(sides.rejected, sides.ref_rejected),
-        ref_chosen=nought,
-        ref_rejected=nought,
-    )
-
-
-def measures(config: Config, sides: Sides, weights: Array) -> dict[str, Array]:
-    """Sums over the pairs; `summary` divides them by their number."""
-    beta = 0.1 if config.beta is None else config.beta
-    chosen = beta * (sides.chosen - sides.ref_chosen)
-    rejected = beta * (sides.rejected - sides.ref_rejected)
-    per_pair = {
-        "pairs": jnp.ones_like(chosen),
-        "rewards/chosen": chosen,
-        "rewards/rejected": rejected,
-        "rewards/margins": chosen - rejected,
-        "rewards/accuracies": metrics.preference_accuracy(chosen, rejected),
-        "logps/chosen": sides.chosen,
-        "logps/rejected": sides.rejected,
-    }
-    return {name: jnp.sum(jnp.where(weights != 0, x, 0.0)) for name, x in per_pair.items()}
 
 
 def summary(sums: dict[str, Array]) -> dict[str, Array]:
