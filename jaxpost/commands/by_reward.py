@@ -90,9 +90,11 @@ def own_settings(opened: models.Opened, options: argparse.Namespace) -> Settings
     if models.has_prompts(config):
         data = dataclasses.replace(config.data, train=options.data, eval=options.data)
         reward = config.reward
+        if reward is None and options.reward is None:
+            raise configs.ConfigError("the run was judged by pairs; give a reward: --reward PATH")
         if options.reward is not None:
             reward = dataclasses.replace(
-                reward,
+                reward or rewards.RewardConfig(options.reward),
                 function=options.reward,
                 options=None,
                 weight=1.0,
@@ -101,6 +103,7 @@ def own_settings(opened: models.Opened, options: argparse.Namespace) -> Settings
                 model=None,
                 model_weight=1.0,
             )
+        assert reward is not None  # refused above
         return Settings(data, reward, config.rollout, config.eval, config.seed)
     return Settings(
         prompts.PromptConfig(

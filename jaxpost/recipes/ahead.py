@@ -43,13 +43,19 @@ class Rollouts:
     Args:
       config: a recipe's, of which `rollout` and `steps` are read.
       take: `(step, count)` → the prompts to begin with for the rollout of a step.
+      draw: what draws their completions, called as `draws.drawn` is.
     """
 
     def __init__(
-        self, config: Any, opened: course.Opened, take: Callable[[int, int], list[Prompt]]
+        self,
+        config: Any,
+        opened: course.Opened,
+        take: Callable[[int, int], list[Prompt]],
+        draw: draws.Draw = draws.drawn,
     ):
         self._policy, self._scorer, self._find = opened.policy, opened.scorer, opened.data.prompt
-        self._config, self._steps, self._take = config.rollout, config.steps, take
+        self._config, self._steps = config.rollout, config.steps
+        self._take, self._draw = take, draw
         self._key = jax.random.fold_in(opened.key, SAMPLING)
         self._sampled = 0  # rollouts so far
         self._numbers = itertools.count()
@@ -73,7 +79,7 @@ class Rollouts:
         fresh = self._take(self._sampled, count + self._config.spare - len(self._begun))
         groups = self._begun + [(next(self._numbers), self._unbegun(prompt)) for prompt in fresh]
         begun = [group.rollout for _, group in groups]
-        finished = draws.drawn(
+        finished = self._draw(
             self._policy,
             params,
             [group.prompt for _, group in groups],

@@ -22,6 +22,10 @@ from jaxpost.typing import Array, Params
 log = logging.getLogger(__name__)
 
 
+Evaluate = Callable[[int, Params], dict[str, float]]
+Judging = rewards.RewardConfig | rewards.JudgeConfig
+
+
 class Opened(NamedTuple):
     """What there is before anything is restored or trained."""
 
@@ -30,6 +34,7 @@ class Opened(NamedTuple):
     key: Array
     policy: setup.Policy
     data: PromptStream
+    judging: Judging
     scorer: judge.Scorer
     saver: checkpoint.Checkpointer
 
@@ -41,7 +46,7 @@ class Course(NamedTuple):
     trainable: Any
     source: setup.Source
     out: writer.Writer
-    evaluate: Callable[[int, Params], dict[str, float]]
+    evaluate: Evaluate
     meter: writer.Meter
     watch: writer.Stopwatch
 
@@ -49,7 +54,7 @@ class Course(NamedTuple):
 class RewardFiles:
     """Notices where a file of rewards is another than at the checkpoint; state without effect."""
 
-    def __init__(self, config: rewards.RewardConfig):
+    def __init__(self, config: Judging):
         self._digests = {}
         for part in config.all_parts():
             place = pathlib.Path(part.function.rpartition(":")[0]).expanduser()
@@ -78,16 +83,19 @@ def open_run(config: Any, stack: contextlib.ExitStack) -> runs.Run:
     )
 
 
-def open_parts(config: Any, run: runs.Run, stack: contextlib.ExitStack) -> Opened:
-    """Policy, prompts, reward and checkpoints; closed with the stack."""
+def open_parts(
+    config: Any, run: runs.Run, stack: contextlib.ExitStack, judging: Judging | None = None
+) -> Opened:
+    """Policy, prompts, what judges (else `config.reward`), checkpoints; closed with the stack."""
     key = jax.random.key(config.seed)
     policy = setup.load_policy(config.model, key)
     fitting = experience.that_fit(config.data, config.rollout, policy.model)
     data = PromptStream(fitting, policy.tokenizer, seed=config.seed)
     stack.callback(data.close)
-    scorer = stack.enter_context(judge.opened(config.reward))
+    own: Judging = judging or config.reward
+    scorer = stack.enter_context(judge.opened(own))
     saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-    return Opened(run, configs.to_dict(config), key, policy, data, scorer, saver)
+    return Opened(run, configs.to_dict(config), key, policy, data, own, scorer, saver)
 
 
 def begin(
@@ -97,14 +105,15 @@ def begin(
     trainable: Any,
     source: setup.Source,
     stack: contextlib.ExitStack,
+    make_evaluation: Callable[..., Evaluate] = accuracy.make_evaluation,
 ) -> tuple[int, train_step.TrainState, Course]:
     """(rollouts done, state, the course): from the newest checkpoint, or the start."""
     run, saver = opened.run, opened.saver
-    source = experience.Together({"recipe": source, "reward": RewardFiles(config.reward)})
+    source = experience.Together({"recipe": source, "reward": RewardFiles(opened.judging)})
     start, state, counters = setup.resume(run, saver, state, trainable, source)
     print(*opened.data.summary, sep="\n")
     out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
-    evaluate = accuracy.make_evaluation(config, opened.policy, opened.scorer, out)
+    evaluate = make_evaluation(config, opened.policy, opened.scorer, out)
     meter, watch = writer.Meter(counters=counters), writer.Stopwatch()
     return start, state, Course(opened, trainable, source, out, evaluate, meter, watch)
 

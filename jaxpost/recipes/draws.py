@@ -49,6 +49,9 @@ class Awaited(NamedTuple):
         )
 
 
+Draw = Callable[..., Iterator[tuple[int, Rollout]]]  # called as `drawn`
+
+
 def scores_of(group: Group) -> list[rewards.Scored]:
     """Of a group that is done."""
     assert group.scored is not None  # only such groups are made an `Awaited` of

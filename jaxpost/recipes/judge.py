@@ -1,4 +1,4 @@
-"""What judges completions in RL: reward functions, a reward model, or both.
+"""What judges completions in RL: reward functions, a reward model, or both; or a judge of pairs.
 
 R = R_verifier + λ · σ(r), with r the reward model's score and λ = `reward.model_weight` below 1, so
 that no wrong answer that people like beats a right one (`rewards.combine`). A reward model alone
@@ -41,9 +41,12 @@ class Scorer(Protocol):
 
 
 @contextlib.contextmanager
-def opened(config: rewards.RewardConfig) -> Iterator[Scorer]:
+def opened(config: rewards.RewardConfig | rewards.JudgeConfig) -> Iterator[Scorer]:
     """The scorer that a configuration describes; its processes end with the context."""
     with contextlib.ExitStack() as stack:
+        if isinstance(config, rewards.JudgeConfig):
+            yield stack.enter_context(rewards.Duels(config))
+            return
         functions = None
         if config.function is not None:
             functions = stack.enter_context(rewards.Scorer(config))
