@@ -28,41 +28,29 @@ pairs, in all microbatches.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxpost import batch as batches
-from jaxpost import (
-    checkpoint,
-    compact,
-    hub,
-    logps,
-    metrics,
-    optimizers,
-    runs,
-    train_step,
-    writer,
-)
-from jaxpost import config as configs
+from jaxpost import metrics, optimizers, train_step
 from jaxpost.batch import PreferenceBatch
-from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import preferences
 from jaxpost.data.preferences import PreferenceReport
 from jaxpost.models.model import Model
-from jaxpost.options import check_ranges, option
-from jaxpost.recipes import experience, pair_losses, pairwise, reference, setup
+from jaxpost.options import option
+from jaxpost.recipes import course, experience, pair_losses, pairwise, reference, setup
 from jaxpost.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pair_losses.LossConfig):
+class Config(pair_losses.LossConfig, reference.ReferenceConfig, pairwise.RunConfig):
     """Direct preference optimisation on pairs."""
 
     run: str = option(help="folder of the run: checkpoints, metrics, the trained model")
@@ -71,25 +59,10 @@ class Config(pair_losses.LossConfig):
     optimizer: optimizers.OptimizerConfig = option(
         optimizers.OptimizerConfig(learning_rate=1e-6, schedule="linear"), "the optimizer"
     )
-    steps: int = option(500, "how long to train", "updates", least=1)
     batch_size: int = option(32, "pairs of an update", "pairs", least=1)
-    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
-    reference: str | None = option(
-        None, "folder or hub id of the reference; null: the policy as it starts"
-    )
-    reference_cache: str | None = option(
-        None, "folder for the reference's numbers, shared between runs; null: in the run's"
-    )
-    seed: int = option(0, "of everything random", least=0)
-    eval: pairwise.EvalConfig = option(pairwise.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
-    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
-    resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
-        check_ranges(self)
-        optimizers.check_warmup(self.optimizer, self.steps)
-        train_step.check_microbatches(self.batch_size, self.microbatches)
+        self.check_run(self.batch_size, self.optimizer)
         own = {"reference": self.reference, "reference_cache": self.reference_cache}
         self.check_losses(self.microbatches, {key: own[key] is not None for key in own})
 
@@ -160,33 +133,30 @@ def make_reference(
     """
     if not config.measured():
         return lambda report: np.zeros(2 * len(report.digests), np.float32)
-    params, model = policy.params, policy.model
-    if config.reference is not None:
-        model, params = hub.load_model(config.reference, dtype=config.model.dtype)
-    cache_folder = Path(config.reference_cache or folder / "reference")
-    name = reference.fingerprint(params, model.config.compute_dtype, config.length_weight)
-    score = make_score(config, model)
-    cache = reference.Cache(cache_folder / f"{name}.npz", lambda pairs: score(params, pairs))
-    with contextlib.closing(pairwise.data(config, policy.tokenizer, model)) as data:
+    cache, score = reference.opened(
+        config, policy, folder, functools.partial(make_score, config), config.length_weight
+    )
+    open_data = functools.partial(pairwise.data, config, policy.tokenizer, policy.model)
+    with contextlib.closing(open_data()) as data:
         whole = config.steps * next(data)[1].epoch >= 1.0
-    with contextlib.closing(pairwise.data(config, policy.tokenizer, model, once=whole)) as data:
-        cache.fill(itertools.islice(data, None if whole else config.steps))
+    with contextlib.closing(open_data(once=whole)) as data:
+        cache.fill(digested(itertools.islice(data, None if whole else config.steps)), score)
     if config.data.eval is not None:
-        with contextlib.closing(pairwise.held_out(config, policy.tokenizer, model)) as data:
-            cache.fill(data)
-    return cache
+        with contextlib.closing(pairwise.held_out(config, policy.tokenizer, policy.model)) as data:
+            cache.fill(digested(data), score)
+    return lambda report: cache(report.digests)
+
+
+def digested(
+    found: Iterable[tuple[PreferenceBatch, PreferenceReport]],
+) -> Iterator[tuple[PreferenceBatch, Sequence[str]]]:
+    """Batches with the digests of their pairs."""
+    return ((pairs, report.digests) for pairs, report in found)
 
 
 def make_score(config: Config, model: Model) -> Callable[[Params, PreferenceBatch], np.ndarray]:
     """`(params, pairs) -> [2B]`: sums of the completions' log-probabilities."""
-    settings = pairwise.score_settings(model)
-
-    def scores(params: Params, part: experience.Read) -> Array:
-        hidden = compact.hidden(model, params, part.read)
-        head = model.head(params)
-        return logps.score_hidden(hidden, head, part.targets, part.completion_mask, settings).logps
-
-    in_parts = experience.in_parts(scores, model, config.microbatches)
+    in_parts = pairwise.make_token_logps(model, config.microbatches)
 
     def score(params: Params, pairs: PreferenceBatch) -> np.ndarray:
         rows = batches.flat(pairs.tokens)
@@ -197,19 +167,6 @@ def make_score(config: Config, model: Model) -> Callable[[Params, PreferenceBatc
 
 
 # The loop ---------------------------------------------------------------------------------------
-
-
-def make_update(
-    config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
-) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
-    """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, policy.model),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=policy.trainable,
-    )
-    return jax.jit(step, donate_argnums=0)
 
 
 def make_evaluation(
@@ -244,14 +201,8 @@ def make_evaluation(
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
-    setup.check_devices()
-    resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(
-            runs.open_run(
-                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
-            )
-        )
+        run = course.open_run(config, stack)
         if run.finished:
             return run.exit_code
         policy = setup.load_policy(config.model, jax.random.key(config.seed))
@@ -261,18 +212,16 @@ def train(config: Config) -> int:
         data = stack.enter_context(
             contextlib.closing(pairwise.data(config, policy.tokenizer, policy.model))
         )
-        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-        start, state, counters = setup.resume(run, saver, state, policy.trainable, data)
+        start, state, here = pairwise.begin(
+            config, run, policy, state, policy.trainable, data, stack
+        )
         print(*data.summary, sep="\n")
-        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
-        update = make_update(config, policy, optimizer)
+        objective = make_objective(config, policy.model)
+        update = pairwise.make_update(config, objective, optimizer, policy.trainable)
         evaluate = make_evaluation(config, policy, ref_logps)
-        meter = setup.make_meter(policy, counters)
-
-        setup.tell_of_schedule(run.changed, config.optimizer, start)
         if start == 0:
-            with meter.pause():
-                out.write(0, evaluate(state.params))
+            with here.meter.pause():
+                here.out.write(0, evaluate(state.params))
         for step in range(start + 1, config.steps + 1):
             pairs, report = next(data)
             batch = make_batch(config, pairs, ref_logps(report))
@@ -280,22 +229,9 @@ def train(config: Config) -> int:
             rate = schedule(state.step)
             state, measured = update(state, batch)
             measured = {**summary(measured), "learning_rate": rate, **report.metrics()}
-            setup.check(out.write(step, measured))
-            stopping, scores = run.should_stop(step), {}
-            evaluating = config.eval.due(step, config.steps)
-            saving = saver.due(step) or stopping or step == config.steps
-            out.write(step, meter.update(report.tokens, report.examples, measured))
-            with meter.pause(measured if evaluating or saving else None):
-                if evaluating:
-                    scores = evaluate(state.params)
-                    out.write(step, scores)
-                if saving:
-                    setup.check(out.flush())
-                    setup.save(saver, step, state, policy.trainable, data, meter, resolved, scores)
-                saver.check()
-            if stopping:
+            if pairwise.end_step(config, here, step, state, report, measured, evaluate):
                 return run.exit_code
-        saver.wait()
+        here.saver.wait()
         setup.export(run.folder, policy, state.params, config.model.path)
         run.finish(config.steps)
         return run.exit_code

@@ -1,21 +1,27 @@
-"""What the recipes on pairs share: their rows, summed log-probabilities, held-out measures."""
+"""What the recipes on judged completions share: rows, sums, held-out measures, begin and end."""
 
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxpost import compact, logps
+from jaxpost import checkpoint, compact, logps, optimizers, runs, train_step, writer
+from jaxpost import config as configs
 from jaxpost.batch import PreferenceBatch, TokenBatch
+from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import preferences
+from jaxpost.data.stream import DataReport
 from jaxpost.data.tokenizers import Tokenizer
 from jaxpost.losses import implicit_rewards
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
+from jaxpost.recipes import experience, setup
 from jaxpost.typing import Array, Params
 
 
@@ -38,6 +44,25 @@ class EvalConfig:
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Keys of a run, in every recipe on judged completions alike."""
+
+    steps: int = option(500, "how long to train", "updates", least=1)
+    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
+    seed: int = option(0, "of everything random", least=0)
+    eval: EvalConfig = option(EvalConfig(), "measuring on `data.eval`")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
+    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
+    resume_anyway: bool = option(False, "resume although the configuration was changed")
+
+    def check_run(self, batch_size: int, optimizer: optimizers.OptimizerConfig) -> None:
+        """Raises ValueError for numbers out of range, or at odds with each other."""
+        check_ranges(self)
+        optimizers.check_warmup(optimizer, self.steps)
+        train_step.check_microbatches(batch_size, self.microbatches)
+
+
 def two(values: Array) -> tuple[Array, Array]:
     """[2B], of the rows → [B] of the chosen, [B] of the rejected."""
     pairs = values.reshape(-1, 2)
@@ -51,7 +76,12 @@ def score_settings(model: Model) -> logps.Settings:
 
 def weights_of(pairs: PreferenceBatch) -> np.ndarray:
     """[2B]: of a mean over the update's pairs, at both of their rows."""
-    return np.repeat(pairs.weights / max(pairs.weights.sum(), 1e-20), 2).astype(np.float32)
+    return np.repeat(mean_weights(pairs.weights), 2)
+
+
+def mean_weights(weights: np.ndarray) -> np.ndarray:
+    """Of a mean over the update's rows."""
+    return (weights / max(weights.sum(), 1e-20)).astype(np.float32)
 
 
 def plain(tokens: TokenBatch) -> compact.Plain:
@@ -60,9 +90,15 @@ def plain(tokens: TokenBatch) -> compact.Plain:
 
 
 def data(
-    config: Any, tokenizer: Tokenizer, model: Model, *, once: bool = False, end: bool = False
-) -> preferences.PreferenceStream:
-    """The pairs to train on, of a recipe's configuration: without end, or each once."""
+    config: Any,
+    tokenizer: Tokenizer,
+    model: Model,
+    *,
+    once: bool = False,
+    end: bool = False,
+    read: Callable[..., Any] = preferences.pairs,
+) -> Any:
+    """The stream of judgements to train on, by default of pairs: without end, or each once."""
     batching = preferences.Batching(
         config.batch_size,
         config.seed,
@@ -70,13 +106,18 @@ def data(
         read_end=end,
         vocab_size=model.config.vocab_size,
     )
-    return preferences.pairs(config.data, tokenizer, batching)
+    return read(config.data, tokenizer, batching)
 
 
 def held_out(
-    config: Any, tokenizer: Tokenizer, model: Model, *, end: bool = False
-) -> preferences.PreferenceStream:
-    """The pairs of `data.eval`, each once."""
+    config: Any,
+    tokenizer: Tokenizer,
+    model: Model,
+    *,
+    end: bool = False,
+    read: Callable[..., Any] = preferences.pairs,
+) -> Any:
+    """Those of `data.eval`, each once."""
     batching = preferences.Batching(
         config.batch_size,
         part="eval",
@@ -84,16 +125,28 @@ def held_out(
         read_end=end,
         vocab_size=model.config.vocab_size,
     )
-    return preferences.pairs(config.data, tokenizer, batching)
+    return read(config.data, tokenizer, batching)
+
+
+def token_logps(model: Model, params: Params, batch: Any) -> Array:
+    """[B, T]: log-probabilities of the targets of rows that are laid out, 0 outside the mask."""
+    hidden, head = compact.hidden(model, params, batch.read), model.head(params)
+    settings = score_settings(model)
+    return logps.score_hidden(hidden, head, batch.targets, batch.completion_mask, settings).logps
+
+
+def make_token_logps(model: Model, microbatches: int) -> Callable[[Params, Any], Array]:
+    """`(params, rows) -> [B, T]`, of rows as they are, in parts and without gradient."""
+
+    def scores(params: Params, part: experience.Read) -> Array:
+        return token_logps(model, params, part)
+
+    return experience.in_parts(scores, model, microbatches)
 
 
 def sums(model: Model, params: Params, batch: Any) -> Array:
     """[2B]: log-probabilities of completions, summed under `batch.token_weights`."""
-    settings = score_settings(model)
-    hidden = compact.hidden(model, params, batch.read)
-    head, mask = model.head(params), batch.completion_mask
-    scores = logps.score_hidden(hidden, head, batch.targets, mask, settings)
-    return jnp.sum(batch.token_weights * scores.logps, axis=1)
+    return jnp.sum(batch.token_weights * token_logps(model, params, batch), axis=1)
 
 
 def token_weights(mask: np.ndarray, length_weight: float) -> np.ndarray:
@@ -124,3 +177,77 @@ def means(total: Mapping[str, Any]) -> dict[str, float]:
     found = jax.device_get(dict(total))
     count = found.pop("pairs")
     return {f"eval/{name}": float(x / count) for name, x in found.items()}
+
+
+# A run ------------------------------------------------------------------------------------------
+
+
+class Course(NamedTuple):
+    """A run under way; `source` is the state besides the parameters that a checkpoint holds."""
+
+    run: runs.Run
+    policy: setup.Policy
+    trainable: Any
+    source: setup.Source
+    saver: checkpoint.Checkpointer
+    out: writer.Writer
+    meter: writer.Meter
+
+
+def make_update(
+    config: Any,
+    objective: train_step.Objective,
+    optimizer: optax.GradientTransformation,
+    trainable: Any,
+) -> Callable[[train_step.TrainState, Any], tuple[train_step.TrainState, dict[str, Array]]]:
+    """The jitted update; the state's buffers are donated."""
+    step = train_step.make_train_step(
+        objective, optimizer, microbatches=config.microbatches, trainable=trainable
+    )
+    return jax.jit(step, donate_argnums=0)
+
+
+def begin(
+    config: Any,
+    run: runs.Run,
+    policy: setup.Policy,
+    state: train_step.TrainState,
+    trainable: Any,
+    source: setup.Source,
+    stack: contextlib.ExitStack,
+) -> tuple[int, train_step.TrainState, Course]:
+    """(updates done, state, the course): from the newest checkpoint, or the start."""
+    saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
+    start, state, counters = setup.resume(run, saver, state, trainable, source)
+    out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
+    meter = setup.make_meter(policy, counters)
+    setup.tell_of_schedule(run.changed, config.optimizer, start)
+    return start, state, Course(run, policy, trainable, source, saver, out, meter)
+
+
+def end_step(
+    config: Any,
+    course: Course,
+    step: int,
+    state: train_step.TrainState,
+    report: DataReport,
+    measured: Mapping[str, Any],
+    evaluate: Callable[[Params], dict[str, float]],
+) -> bool:
+    """After an update: what was measured, speed, evaluation, checkpoint; whether to stop."""
+    run, saver, out, meter = course.run, course.saver, course.out, course.meter
+    setup.check(out.write(step, measured))
+    stopping, scores = run.should_stop(step), {}
+    evaluating = config.eval.due(step, config.steps)
+    saving = saver.due(step) or stopping or step == config.steps
+    out.write(step, meter.update(report.tokens, report.examples, measured))
+    with meter.pause(measured if evaluating or saving else None):
+        if evaluating:
+            scores = evaluate(state.params)
+            out.write(step, scores)
+        if saving:
+            setup.check(out.flush())
+            resolved = configs.to_dict(config)
+            setup.save(saver, step, state, course.trainable, course.source, meter, resolved, scores)
+        saver.check()
+    return stopping

@@ -19,33 +19,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxpost import batch as batches
-from jaxpost import (
-    checkpoint,
-    compact,
-    hub,
-    losses,
-    metrics,
-    optimizers,
-    runs,
-    train_step,
-    writer,
-)
-from jaxpost import config as configs
+from jaxpost import compact, hub, losses, metrics, optimizers, train_step
 from jaxpost.batch import PreferenceBatch
-from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import preferences
 from jaxpost.models import heads
 from jaxpost.models.model import Model
-from jaxpost.options import check_ranges, option
-from jaxpost.recipes import experience, pairwise, setup
+from jaxpost.options import option
+from jaxpost.recipes import course, experience, pairwise, setup
 from jaxpost.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(pairwise.RunConfig):
     """A reward model from pairs."""
 
     run: str = option(help="folder of the run: checkpoints, metrics, the reward model")
@@ -54,23 +41,14 @@ class Config:
     optimizer: optimizers.OptimizerConfig = option(
         optimizers.OptimizerConfig(learning_rate=1e-5, schedule="linear"), "the optimizer"
     )
-    steps: int = option(500, "how long to train", "updates", least=1)
     batch_size: int = option(32, "pairs of an update", "pairs", least=1)
-    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     margin: bool = option(False, "ask for the data's margin between the rewards of a pair")
     centering: float = option(
         0.0, "weight of the squared sum of a pair's rewards; 0.01 is usual", least=0
     )
-    seed: int = option(0, "of everything random", least=0)
-    eval: pairwise.EvalConfig = option(pairwise.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "saving")
-    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
-    resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
-        check_ranges(self)
-        optimizers.check_warmup(self.optimizer, self.steps)
-        train_step.check_microbatches(self.batch_size, self.microbatches)
+        self.check_run(self.batch_size, self.optimizer)
 
 
 class Batch(NamedTuple):
@@ -151,19 +129,6 @@ def make_batch(config: Config, pairs: PreferenceBatch) -> Batch:
     )
 
 
-def make_update(
-    config: Config, model: Model, optimizer: optax.GradientTransformation, trainable: Any
-) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
-    """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, model),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=trainable,
-    )
-    return jax.jit(step, donate_argnums=0)
-
-
 def make_evaluation(config: Config, policy: setup.Policy) -> Callable[[Params], dict[str, float]]:
     """`params -> metrics` over the held-out pairs, with the calibration of the preference."""
     if config.data.eval is None:
@@ -197,14 +162,8 @@ def make_evaluation(config: Config, policy: setup.Policy) -> Callable[[Params], 
 
 def train(config: Config) -> int:
     """Runs, or resumes, the recipe; returns the exit code (0 finished, 75 stopped on request)."""
-    setup.check_devices()
-    resolved = configs.to_dict(config)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(
-            runs.open_run(
-                config.run, resolved, steps=config.steps, resume_anyway=config.resume_anyway
-            )
-        )
+        run = course.open_run(config, stack)
         if run.finished:
             return run.exit_code
         policy = setup.load_policy(config.model, jax.random.key(config.seed))
@@ -214,18 +173,14 @@ def train(config: Config) -> int:
         data = stack.enter_context(
             contextlib.closing(pairwise.data(config, policy.tokenizer, policy.model, end=True))
         )
-        saver = stack.enter_context(checkpoint.Checkpointer(run.checkpoints, config.checkpoint))
-        start, state, counters = setup.resume(run, saver, state, trainable, data)
+        start, state, here = pairwise.begin(config, run, policy, state, trainable, data, stack)
         print(*data.summary, sep="\n")
-        out = stack.enter_context(writer.Writer(run.folder, config.log, steps=config.steps))
-        update = make_update(config, policy.model, optimizer, trainable)
+        objective = make_objective(config, policy.model)
+        update = pairwise.make_update(config, objective, optimizer, trainable)
         evaluate = make_evaluation(config, policy)
-        meter = setup.make_meter(policy, counters)
-
-        setup.tell_of_schedule(run.changed, config.optimizer, start)
         if start == 0:
-            with meter.pause():
-                out.write(0, evaluate(state.params))
+            with here.meter.pause():
+                here.out.write(0, evaluate(state.params))
         for step in range(start + 1, config.steps + 1):
             pairs, report = next(data)
             batch = make_batch(config, pairs)
@@ -233,22 +188,9 @@ def train(config: Config) -> int:
             rate = schedule(state.step)
             state, measured = update(state, batch)
             measured = {**summary(measured), "learning_rate": rate, **report.metrics()}
-            setup.check(out.write(step, measured))
-            stopping, scores = run.should_stop(step), {}
-            evaluating = config.eval.due(step, config.steps)
-            saving = saver.due(step) or stopping or step == config.steps
-            out.write(step, meter.update(report.tokens, report.examples, measured))
-            with meter.pause(measured if evaluating or saving else None):
-                if evaluating:
-                    scores = evaluate(state.params)
-                    out.write(step, scores)
-                if saving:
-                    setup.check(out.flush())
-                    setup.save(saver, step, state, trainable, data, meter, resolved, scores)
-                saver.check()
-            if stopping:
+            if pairwise.end_step(config, here, step, state, report, measured, evaluate):
                 return run.exit_code
-        saver.wait()
+        here.saver.wait()
         model, params = policy.model, state.params["model"]
         if policy.trainable is not None:
             model, params = hub.merge(model, params)
