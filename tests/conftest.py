@@ -49,3 +49,20 @@ def released():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder of compiled programs, for files that run one recipe several times."""
+    folder = tmp_path_factory.mktemp("compiled")
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(folder), 0.0, -1), strict=True):
+        jax.config.update(name, value)
+    yield folder
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)

@@ -50,20 +50,9 @@ LETTERS = "abcdefgh"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Compiled programs, shared by all runs of this file, in this process and in others."""
-    folder = tmp_path_factory.mktemp("compiled")
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (str(folder), 0.0, -1), strict=True):
-        jax.config.update(name, value)
-    yield folder
-    for name, value in zip(names, before, strict=True):
-        jax.config.update(name, value)
+def cache(compiled):
+    """Where all runs of this file, in this process and in others, keep compiled programs."""
+    return compiled
 
 
 @pytest.fixture(scope="module")
