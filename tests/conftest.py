@@ -7,9 +7,14 @@ Everything here must happen before anything imports jax or jaxpost, so it stands
 import gc
 import os
 import pathlib
+import signal
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+# A shell that starts the tests in the background has Ctrl-C ignored, which programs would inherit.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import jaxtyping
