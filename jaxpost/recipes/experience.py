@@ -337,7 +337,7 @@ def passes(batch: Any, config: Any, key: Array, model: Model) -> Iterator[Any]:
     `config` is a recipe's: `rollout`, `epochs`, `minibatches`, `microbatches`.
     """
     for epoch in range(config.epochs):
-        groups = np.arange(config.rollout.rows).reshape(config.rollout.prompts, -1)
+        groups = np.arange(len(batch.targets)).reshape(config.rollout.prompts, -1)
         if config.minibatches > 1:
             order = jax.random.permutation(jax.random.fold_in(key, epoch), len(groups))
             groups = groups[np.asarray(order)]

@@ -69,6 +69,7 @@ LOSSES = {
     "nll": Loss(nll, ("chosen", "chosen_lengths"), ()),
 }
 SORTING = ("aot", "aot_unpaired")  # over all pairs of an update
+LAST = 1e5  # nats, beyond any log-ratio of completions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,13 +147,21 @@ class LossConfig:
 
 
 def pair_loss(
-    config: LossConfig, sides: Sides, further: Mapping[str, Array] | None = None
+    config: LossConfig,
+    sides: Sides,
+    counted: Array | None = None,
+    further: Mapping[str, Array] | None = None,
 ) -> Array:
-    """[B]: the weighted losses of each pair. `further`: what losses besides `LOSSES` take."""
-    given = {**diverging(config, sides)._asdict(), **(further or {})}
-    total = jnp.zeros(len(sides.chosen))
+    """[B]: the weighted losses of each pair.
+
+    `counted` [B] are the pairs that count, by default all; the losses of the others mean nothing.
+    `further` is what losses beyond `LOSSES` take.
+    """
+    whole, total = diverging(config, sides), jnp.zeros(len(sides.chosen))
+    ranked = whole if counted is None else ranked_last(whole, counted)
     for name, weight in config.losses().items():
-        loss = config.table()[name]
+        compared, loss = ranked if name in SORTING else whole, config.table()[name]
+        given = {**compared._asdict(), **(further or {})}
         numbers = {key: value for key, value in config.numbers().items() if key in loss.numbers}
         total += weight * loss.function(*(given[field] for field in loss.takes), **numbers)
     if config.weigh_by_policy:
@@ -160,6 +169,15 @@ def pair_loss(
             sides.chosen, sides.rejected, sides.chosen_lengths, sides.rejected_lengths
         )
     return total
+
+
+def ranked_last(sides: Sides, counted: Array) -> Sides:
+    """Pairs that do not count with log-ratios above all others, so that no other's rank moves."""
+    chosen, rejected, ref_chosen, ref_rejected = (
+        jnp.where(counted, side, rank * LAST)
+        for side, rank in zip(sides[:4], (2.0, 1.0, 1.0, 0.0), strict=True)
+    )
+    return Sides(chosen, rejected, ref_chosen, ref_rejected, *sides[4:])
 
 
 def diverging(config: LossConfig, sides: Sides) -> Sides:
