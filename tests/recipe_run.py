@@ -14,10 +14,10 @@ import sys
 
 from jaxpost import __main__ as cli
 from jaxpost.commands import train
-from jaxpost.recipes import grpo, pmd, ppo, pretrain, sft
+from jaxpost.recipes import grpo, online_dpo, pmd, ppo, pretrain, sft
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
-IMPORTED = (train, pretrain, sft, grpo, ppo, pmd)  # before the fork, and without starting devices
+IMPORTED = (train, pretrain, sft, grpo, ppo, pmd, online_dpo)  # before the fork, with no devices
 
 
 def arm(harm: str) -> None:

@@ -14,6 +14,7 @@ RECIPES = {
     "grpo": "jaxpost.recipes.grpo",
     "reward_model": "jaxpost.recipes.reward_model",
     "dpo": "jaxpost.recipes.dpo",
+    "online_dpo": "jaxpost.recipes.online_dpo",
     "kto": "jaxpost.recipes.kto",
     "ppo": "jaxpost.recipes.ppo",
     "pmd": "jaxpost.recipes.pmd",
