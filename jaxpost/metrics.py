@@ -91,12 +91,31 @@ def calibration(margins: PerSequence, mask: Array, *, bins: int = 10) -> Float[A
     """
     confidences = jax.nn.sigmoid(jnp.abs(margins))
     right = jnp.where(margins == 0, 0.5, margins > 0)
-    of_bin = jnp.clip(jnp.floor((confidences - 0.5) * 2 * bins).astype(int), 0, bins - 1)
-    rows = jnp.where(mask, jnp.stack([jnp.ones_like(margins), right, confidences]), 0.0)
+    return in_bins((confidences - 0.5) * 2, right, confidences, mask, bins)
+
+
+def reliability(
+    logits: PerSequence, labels: PerSequence, mask: Array, *, bins: int = 10
+) -> Float[Array, "3 bins"]:
+    """Predictions, labels and probabilities, each summed in bins of probability: sums add up.
+
+    A step (or completion) is said to be right with the probability σ(logit) in [0, 1]; its label
+    is 0, 1 or in between.
+    """
+    probabilities = jax.nn.sigmoid(logits)
+    return in_bins(probabilities, labels, probabilities, mask, bins)
+
+
+def in_bins(
+    places: PerSequence, right: Array, confidences: PerSequence, mask: Array, bins: int
+) -> Float[Array, "3 bins"]:
+    """Counts and two sums in equal bins of `places`, which lie in [0, 1]."""
+    of_bin = jnp.clip(jnp.floor(places * bins).astype(int), 0, bins - 1)
+    rows = jnp.where(mask, jnp.stack([jnp.ones_like(confidences), right, confidences]), 0.0)
     return jax.vmap(lambda row: jnp.zeros(bins).at[of_bin].add(row))(rows)
 
 
 def calibration_error(sums: Float[Array, "3 bins"]) -> Array:
-    """Σ_bins |right − confidence| / pairs of `calibration`'s sums, in [0, 1]; 0 is best."""
-    pairs, right, confidences = sums
-    return ratio(jnp.sum(jnp.abs(right - confidences)), jnp.sum(pairs))
+    """Σ_bins |right − confidence| / count, of the sums of the two above, in [0, 1]; 0 is best."""
+    counts, right, confidences = sums
+    return ratio(jnp.sum(jnp.abs(right - confidences)), jnp.sum(counts))

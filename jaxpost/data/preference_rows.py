@@ -211,7 +211,10 @@ def labelled_row(cells: Cells) -> LabelledRow | Dropped:
 
 
 def steps_row(cells: Cells) -> StepsRow | Dropped:
-    """`prompt`, `completions` (the steps) and `labels`, one a step: truth values, or parts of 1."""
+    """`prompt`, `completions` (the steps) and `labels`, one a step: truth values, or parts of 1.
+
+    A step whose label is null is read and not judged.
+    """
     steps, labels = cells.json("completions"), cells.json("labels")
     for part, column in (("completions", steps), ("labels", labels)):
         if not isinstance(column, list | tuple):
@@ -224,8 +227,10 @@ def steps_row(cells: Cells) -> StepsRow | Dropped:
     if not steps:
         return Dropped("empty_target", cells.where)
     numbers = [float(label) if isinstance(label, bool) else label for label in labels]
-    found = [required(cells, "labels", label) for label in numbers]
-    if not all(0 <= label <= 1 for label in found):
+    found = [number(cells, "labels", label) for label in numbers]
+    if all(label is None for label in found):
+        return Dropped("no_label", cells.where)
+    if not all(label is None or 0 <= label <= 1 for label in found):
         raise cells.error("labels", f"expected truth values, or numbers of 0 to 1, got {labels}")
     prompt = fine_tuning.prompt_of(cells)
     if isinstance(prompt, list) or as_turns(cells):

@@ -138,7 +138,7 @@ class Judge:
         """The tokens of a row."""
         if isinstance(row, StepsRow):
             found = self.steps(row)
-            values = tuple(row.labels)
+            values = tuple(label for label in row.labels if label is not None)
         elif isinstance(row, LabelledRow):
             found = self.alike(row, [row.completion], row.prompt, None, told)
             values = (float(row.label),)
@@ -265,16 +265,16 @@ class Judge:
     # Steps -----------------------------------------------------------------------------------
 
     def steps(self, row: StepsRow) -> tuple[list[Example], int] | Dropped:
-        """A prompt and steps, each tokenised on its own; the mask is on the last token of each."""
+        """A prompt and steps, each tokenised on its own; labels are of the last token of each."""
         options = chat.ChatOptions(template_kwargs=self.template_kwargs)
         asked = PromptRow(row.prompt, row.tools, row.template_kwargs, where=row.where)
         ids = chat.prompt_ids(asked, self.tokenizer, options)
         mask, prompt = [False] * len(ids), len(ids)
-        for step in row.steps:
+        for step, label in zip(row.steps, row.labels, strict=True):
             found = self.inside(step) + self.inside(self.separator)
             if not found:
                 return Dropped("empty_target", row.where)
-            ids, mask = ids + found, mask + [False] * (len(found) - 1) + [True]
+            ids, mask = ids + found, mask + [False] * (len(found) - 1) + [label is not None]
         example = Example(np.array(ids, np.int32), np.array(mask), np.array(mask, np.float32))
         if self.vocab_size is not None and max(ids) >= self.vocab_size:
             return Dropped("outside_vocabulary", row.where)

@@ -29,6 +29,7 @@ REASONS = {
     "identical": "completions that are the same, token by token",
     "malformed": "a row that cannot be read (data.malformed is drop)",
     "misordered": "the chosen completion has the lower score",
+    "no_label": "steps of which none has a label",
     "prompts_differ": "completions that are not of the same prompt, as the model would read it",
     "several_turns": "a dialogue in plain text that goes on after the turn that is compared",
     "tie": "completions with the same score",
@@ -180,11 +181,11 @@ class LabelledRow:
 
 @dataclasses.dataclass(frozen=True)
 class StepsRow:
-    """A prompt, the steps of an answer, and how right each step is, from 0 to 1."""
+    """A prompt, the steps of an answer, and how right each is, from 0 to 1; None: not known."""
 
     prompt: str | Sequence[Message]
     steps: Sequence[str]
-    labels: Sequence[float]
+    labels: Sequence[float | None]
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     meta: Meta = dataclasses.field(default_factory=dict)

@@ -22,6 +22,14 @@ CLASSIFIERS: Mapping[str, str] = {
     "gemma2": "Gemma2ForSequenceClassification",
     "gemma3_text": "Gemma3TextForSequenceClassification",
 }
+TOKEN_CLASSIFIERS: Mapping[str, str] = {  # transformers has none of gemma3_text
+    "llama": "LlamaForTokenClassification",
+    "mistral": "MistralForTokenClassification",
+    "qwen2": "Qwen2ForTokenClassification",
+    "qwen3": "Qwen3ForTokenClassification",
+    "gemma2": "Gemma2ForTokenClassification",
+}
+OF_TOKEN_HEADS = ("classifier_dropout", "hidden_dropout", "token_classification_bias")
 
 
 def written(hf: Mapping[str, Any], config: TransformerConfig, dtype: str) -> dict[str, Any]:
@@ -79,11 +87,24 @@ def is_reward_model(hf: Mapping[str, Any]) -> bool:
     return list(hf.get("architectures") or []) == [CLASSIFIERS.get(hf.get("model_type", ""))]
 
 
+def is_process_reward_model(hf: Mapping[str, Any]) -> bool:
+    """Whether a config is of a token classifier of a supported family."""
+    return list(hf.get("architectures") or []) == [TOKEN_CLASSIFIERS.get(hf.get("model_type", ""))]
+
+
+def without_lm_head(hf: Mapping[str, Any]) -> str | None:
+    """What a config without a language-model head is of: the end of the name of its loader."""
+    if is_reward_model(hf):
+        return "reward_model"
+    return "process_reward_model" if is_process_reward_model(hf) else None
+
+
 def of_transformer(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """A reward model's config as that of a causal language model; any other as it is."""
-    if not is_reward_model(hf):
+    """A classifier's config as that of a causal language model; any other as it is."""
+    if without_lm_head(hf) is None:
         return dict(hf)
-    return {**hf, "architectures": [ARCHITECTURES[hf["model_type"]]]}
+    kept = {name: value for name, value in hf.items() if name not in OF_TOKEN_HEADS}
+    return {**kept, "architectures": [ARCHITECTURES[hf["model_type"]]]}
 
 
 def of_reward_model(
@@ -101,4 +122,20 @@ def of_reward_model(
         "id2label": {"0": label or "LABEL_0"},
         "label2id": {label or "LABEL_0": 0},
         "pad_token_id": pad_token_id,
+    }
+
+
+def of_process_reward_model(causal: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """A written causal config as that of a token classifier; `source` as in `of_reward_model`.
+
+    Label 1 is that of right steps.
+    """
+    kept = {name: value for name, value in causal.items() if name != "num_labels"}
+    names = source.get("id2label") if is_process_reward_model(source) else None
+    labels = names if names and len(names) == 2 else {"0": "LABEL_0", "1": "LABEL_1"}
+    return kept | {
+        "architectures": [TOKEN_CLASSIFIERS[causal["model_type"]]],
+        "tie_word_embeddings": models.config_from_hf(of_transformer(source)).tied_embeddings,
+        "id2label": labels,
+        "label2id": {label: int(number) for number, label in labels.items()},
     }

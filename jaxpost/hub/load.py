@@ -93,10 +93,11 @@ def load_config(path_or_hub_id: source.Path) -> TransformerConfig:
 def described(folder: pathlib.Path) -> tuple[Mapping[str, Any], TransformerConfig]:
     """The folder's `config.json`, and the architecture that it describes."""
     hf = config_of(folder)
-    if config_json.is_reward_model(hf):
+    kind = config_json.without_lm_head(hf)
+    if kind is not None:
         raise ValueError(
-            f"{folder}/config.json: architectures = {hf['architectures']} is a reward model, which "
-            f"has no language-model head; load it with load_reward_model"
+            f"{folder}/config.json: architectures = {hf['architectures']} is a "
+            f"{kind.replace('_', ' ')}, which has no language-model head; load it with load_{kind}"
         )
     try:
         return hf, models.config_from_hf(hf)

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,27 +45,39 @@ def load_reward_model(
     folder = source.folder_of(path_or_hub_id)
     hf = load.config_of(folder)
     check_config(folder, hf)
+    model, params, head = classifier(folder, hf, read_head, dtype, compute_dtype, remat)
+    if hf.get("pad_token_id") in pad_token.ending(model.card):
+        log.warning(
+            "%s: its padding token ends texts too, so transformers reads its rewards at the token "
+            "before; here they are read at the last token",
+            folder,
+        )
+    return model, params, head
+
+
+def classifier(
+    folder: pathlib.Path,
+    hf: Mapping[str, Any],
+    head_of: Callable[[pathlib.Path, dict[str, tensors.Stored], int], Params],
+    dtype: DTypeLike | None,
+    compute_dtype: DTypeLike | None,
+    remat: Remat,
+) -> tuple[Model, Params, Params]:
+    """(model, params, head) of a folder whose head `head_of` takes out of the tensors stored."""
     try:
         config = models.config_from_hf(config_json.of_transformer(hf))
     except ValueError as error:
         raise ValueError(f"{folder}/{error}") from error
     config = dataclasses.replace(config, tied_embeddings=True)
     stored = tensors.stored_tensors(folder)
-    head = read_head(folder, stored, config.width)
+    head = head_of(folder, stored, config.width)
     if stored.pop(reading.HEAD, None):
         log.warning("%s: %s is not read: a reward model has no use for it", folder, reading.HEAD)
     target = None if dtype is None else load.parameter_dtype(dtype)
     params = reading.params_of(folder, stored, hf, config, target)
     compute = load.parameter_dtype(compute_dtype or params["embedding"].dtype)
     config = dataclasses.replace(config, compute_dtype=str(compute), remat=remat)
-    card = ModelCard(hf, companions.read(folder))
-    if hf.get("pad_token_id") in pad_token.ending(card):
-        log.warning(
-            "%s: its padding token ends texts too, so transformers reads its rewards at the token "
-            "before; here they are read at the last token",
-            folder,
-        )
-    return models.make_model(config, card), params, head
+    return models.make_model(config, ModelCard(hf, companions.read(folder))), params, head
 
 
 def check_config(folder: pathlib.Path, hf: Mapping[str, Any]) -> None:
@@ -80,12 +92,18 @@ def check_config(folder: pathlib.Path, hf: Mapping[str, Any]) -> None:
                 "train a head of zeros (models.heads.reward_head)"
             )
         raise ValueError(f"{where}: architectures = {list(named)} is no reward model{hint}")
-    labels = hf.get("id2label")
-    count = hf.get("num_labels", DEFAULT_LABELS) if labels is None else len(labels)
+    count = labels_of(hf)
     if count != 1:
         raise ValueError(
-            f"{where}: a classifier of {count} labels (id2label = {labels}); a reward model has 1"
+            f"{where}: a classifier of {count} labels (id2label = {hf.get('id2label')}); a reward "
+            "model has 1"
         )
+
+
+def labels_of(hf: Mapping[str, Any]) -> int:
+    """How many labels a classifier's config has."""
+    labels = hf.get("id2label")
+    return hf.get("num_labels", DEFAULT_LABELS) if labels is None else len(labels)
 
 
 def read_head(folder: pathlib.Path, stored: dict[str, tensors.Stored], width: int) -> Params:

@@ -45,10 +45,11 @@ def save_model(
       ValueError: params with LoRA leaves and no `merge`; a model without a config to write.
       FileExistsError: the path holds something other than a model folder.
     """
-    if config_json.is_reward_model(model.card.hf_config):
+    kind = config_json.without_lm_head(model.card.hf_config)
+    if kind is not None:
         raise ValueError(
-            f"{os.fspath(path)}: the model was read from a reward model, which has no "
-            f"language-model head to write; use save_reward_model"
+            f"{os.fspath(path)}: the model was read from a {kind.replace('_', ' ')}, which has no "
+            f"language-model head to write; use save_{kind}"
         )
     if low_rank.has_lora(params):
         if not merge:

@@ -26,6 +26,7 @@ bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id
 remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 num_beam_groups diversity_penalty
 transformers.js_config unsloth_fixed unsloth_version
+jaxpost
 """
 INERT = frozenset(INERT_NAMES.split())
 
