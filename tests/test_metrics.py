@@ -50,3 +50,13 @@ def test_calibration_adds_up_over_parts():
     assert whole[0].sum() == 60
     confidences = jax.nn.sigmoid(jnp.abs(margins))
     assert whole[0, -1] == jnp.sum(confidences > 0.9)
+
+
+def test_probabilities_that_come_true_have_no_calibration_error():
+    logits = jnp.log(3.0) * jnp.array([1, 1, 1, 1, -1, -1])  # 75 % four times, 25 % twice
+    labels, all_rows = jnp.array([1.0, 1, 1, 0, 0.5, 0]), jnp.ones(6)
+    sums = metrics.reliability(logits, labels, all_rows)
+    assert metrics.calibration_error(sums) == pytest.approx(0, abs=1e-6)
+    wrong = metrics.reliability(logits, 1 - labels, all_rows)
+    assert metrics.calibration_error(wrong) == pytest.approx(0.5)
+    assert metrics.calibration_error(metrics.reliability(logits, labels, labels < 0)) == 0

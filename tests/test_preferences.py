@@ -584,6 +584,17 @@ def test_steps_are_judged_at_their_last_token(tmp_path):
     assert step_ends(batch) == [[("<|bos|>qab", 1.0), ("<|bos|>qabc", 0.0)]]
 
 
+def test_a_step_whose_label_is_not_known_is_read_and_not_judged(tmp_path):
+    rows = [STEPS | {"labels": [None, 0.25]}, STEPS | {"labels": [None, None]}]
+    batch, _ = read(tmp_path, rows, preferences.steps, batching=Batching(1, once=True))
+    assert step_ends(batch) == [[("<|bos|>qab\nc\n", 0.25)]]
+    cut = {"too_long": "keep_start", "max_length": 6}
+    batch, _ = read(tmp_path, [STEPS | {"labels": [1, None]}], preferences.steps, **cut)
+    assert step_ends(batch) == [[("<|bos|>qab\n", 1.0)]]
+    with pytest.raises(ValueError, match="no_label"):
+        read(tmp_path, rows[1:], preferences.steps)
+
+
 @pytest.mark.parametrize(
     ("too_long", "length", "expected"),
     [

@@ -3,7 +3,6 @@
 from jaxpost.hub.adapters import load_adapter, save_adapter
 from jaxpost.hub.convert import convert, refuse_source
 from jaxpost.hub.load import init_model, load_config, load_model
-from jaxpost.hub.notes import kind_of, note_of, with_note
 from jaxpost.hub.process_reward_models import (
     load_process_reward_model,
     save_process_reward_model,
@@ -16,19 +15,16 @@ __all__ = [
     "add_lora",
     "convert",
     "init_model",
-    "kind_of",
     "load_adapter",
     "load_config",
     "load_model",
     "load_process_reward_model",
     "load_reward_model",
     "merge",
-    "note_of",
     "refuse_source",
     "save_adapter",
     "save_model",
     "save_process_reward_model",
     "save_reward_model",
     "trainable",
-    "with_note",
 ]
