@@ -13,13 +13,13 @@ import numpy as np
 import optax
 import pytest
 from test_preference_losses import DESIRABLE, REFERENCE, U
-from test_preference_recipes import evaluations, records
 from test_preferences import TRL_PAIRS, numbers
+from tiny import logged, records
 
 from jaxpost import batch as batches
 from jaxpost import checkpoint, hub, optimizers, rollout, train_step
 from jaxpost.data import preferences
-from jaxpost.recipes import experience, kto, pairwise, reference, setup
+from jaxpost.recipes import experience, kto, reference, setup
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -92,7 +92,7 @@ class Update:
         batch = kto.make_batch(self.rows, both.ref_logps(self.rows.tokens))
         _, batch = experience.laid_out(batch, config.microbatches, model)
         objective = kto.make_objective(config, model)
-        step = pairwise.make_update(config, objective, optax.sgd(1.0), None)
+        step = setup.make_update(config, objective, optax.sgd(1.0), None)
         state = train_step.init_state(jax.tree.map(jnp.copy, self.params), optax.sgd(1.0))
         state, self.sums = step(state, batch._replace(level=self.level))
         self.gradient = jax.tree.map(jnp.subtract, self.params, state.params)
@@ -209,7 +209,7 @@ def test_the_policy_learns_to_write_what_was_desirable(loss, folder, tmp_path):
     at_reference = np.log(2) if loss == "bco" else 0.5
     np.testing.assert_allclose(first["eval/loss"], at_reference, atol=1e-5)
     np.testing.assert_allclose(first["eval/rewards/margins"], 0.0, atol=1e-5)
-    assert evaluations(config.run, "eval/rewards/margins")[-1] > 1.0
+    assert logged(config.run, "eval/rewards/margins")[-1] > 1.0
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ down: a table of what follows each token. Runs are those of `test_rl_recipes`.
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -17,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import yaml
+from tiny import TINY, logged, records, run_apart
 
-from jaxpost import checkpoint, hub, losses, optimizers, rewards, rollout, writer
-from jaxpost import config as configs
+from jaxpost import checkpoint, hub, losses, optimizers, rewards, rollout
 from jaxpost.data import prompts, tokenizers
 from jaxpost.models import mixture, transformer
 from jaxpost.models.model import Cache, Model, ModelCard, TransformerConfig
@@ -35,20 +32,6 @@ from jaxpost.recipes import (
     setup,
 )
 
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "initializer_range": 0.1,
-}
 JUDGES = '''
 import os
 
@@ -119,19 +102,6 @@ def config_of(
         optimizer=optimizers.OptimizerConfig(learning_rate=rate, schedule="constant"),
         **{"checkpoint": checkpoint.CheckpointConfig(every=2), **more},
     )
-
-
-def records(run) -> list[dict]:
-    """What was logged, but for what depends on the clock."""
-    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if name not in writer.WALL_CLOCK}
-        for line in lines
-    ]
-
-
-def logged(run, name) -> list[float]:
-    return [record[name] for record in records(run) if name in record]
 
 
 # The loss, through the recipe's own path --------------------------------------------------------
@@ -491,14 +461,7 @@ def test_a_run_that_was_killed_is_the_run_that_was_not(data, tmp_path):
         config = config_of(
             tmp_path / kind, data, judge="better", sampling={"staleness": 1}, **changes
         )
-        written = {"recipe": "online_dpo", **configs.to_dict(config)}
-        path = tmp_path / f"{kind}.yaml"
-        path.write_text(yaml.safe_dump(json.loads(json.dumps(written))))
-        script = Path(__file__).parent / "recipe_run.py"
-        done = subprocess.run(
-            [sys.executable, script, path, *harms], capture_output=True, text=True, check=False
-        )
-        assert "child none 0" in done.stdout, done.stdout + done.stderr
+        run_apart("online_dpo", config, harms)
         runs[kind] = config.run
     assert records(runs["harmed"]) == records(runs["straight"])
     assert max(logged(runs["straight"], "staleness/max")) == 1

@@ -11,25 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tiny import TINY, logged, records
 
-from jaxpost import checkpoint, hub, optimizers, rollout, writer
+from jaxpost import checkpoint, hub, optimizers, rollout
 from jaxpost.data import chat, preferences, rows, sources, tokenizers
 from jaxpost.recipes import dpo, reward_model, setup, sft
-
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "initializer_range": 0.1,
-}
 
 
 @pytest.fixture(scope="module")
@@ -89,27 +75,14 @@ def config_of(recipe, run, data, *, rate=3e-3, steps=30, batch_size=16, start=No
     )
 
 
-def records(run) -> list[dict]:
-    """What was logged, but for what depends on the clock."""
-    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if name not in writer.WALL_CLOCK}
-        for line in lines
-    ]
-
-
-def evaluations(run, name) -> list[float]:
-    return [record[name] for record in records(run) if name in record]
-
-
 def test_a_reward_model_tells_held_out_pairs_apart(data, tmp_path):
     """Accuracy from 0 (all rewards are 0, which is no preference) to at least 95 %."""
     config = config_of(reward_model, tmp_path / "run", data, microbatches=2, centering=0.01)
     assert reward_model.train(config) == 0
-    first, last = evaluations(config.run, "eval/accuracy")
+    first, last = logged(config.run, "eval/accuracy")
     assert first == 0.0
     assert last >= 0.95
-    assert evaluations(config.run, "eval/calibration_error")[-1] < 0.2
+    assert logged(config.run, "eval/calibration_error")[-1] < 0.2
     model, _, head = hub.load_reward_model(Path(config.run) / "model")
     assert head["weight"].shape == (32,)
     assert model.config.layers == 2
@@ -133,7 +106,7 @@ def test_a_loss_of_pairs_alone_teaches_which_is_better(loss, data, tmp_path):
     """Held-out accuracy of the implicit rewards to at least 95 %, from a fresh model."""
     config = config_of(dpo, tmp_path / "run", data, loss=loss, microbatches=2)
     assert dpo.train(config) == 0
-    assert evaluations(config.run, "eval/rewards/accuracies")[-1] >= 0.95
+    assert logged(config.run, "eval/rewards/accuracies")[-1] >= 0.95
 
 
 def test_dpo_makes_the_policy_write_what_was_chosen(data, start, tmp_path):

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 import yaml
 
 from jaxpost import batch as batches
@@ -31,20 +32,7 @@ from jaxpost import config as configs
 from jaxpost.data import chat, sources, tokenizers
 from jaxpost.recipes import evaluation, pretrain, quickstart, setup, sft
 
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "initializer_range": 0.1,
-}
+TINY = tiny.TINY | {"max_position_embeddings": 128}
 WORDS = ("red ", "green ", "blue ", "yellow ")
 LETTERS = "abcdefgh"
 

@@ -7,35 +7,18 @@ killed and resumed is the run that was not; what has no reward is counted and le
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
+from tiny import TINY, records, run_apart
 
-from jaxpost import checkpoint, optimizers, rewards, writer
-from jaxpost import config as configs
+from jaxpost import checkpoint, optimizers, rewards
 from jaxpost.data import prompts
 from jaxpost.recipes import accuracy, controllers, course, experience, grpo, pmd, ppo, setup
 
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "initializer_range": 0.1,
-}
 REWARD = '''
 def small(completion, example):
     """1 if it begins with a lower-case letter."""
@@ -78,15 +61,6 @@ def config_of(recipe, run, data, *, judge="small", rate=1e-2, completions=8, ahe
         checkpoint=checkpoint.CheckpointConfig(every=2),
         **changes,
     )
-
-
-def records(run) -> list[dict]:
-    """What was logged, but for what depends on the clock."""
-    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if name not in writer.WALL_CLOCK}
-        for line in lines
-    ]
 
 
 METHODS = {
@@ -183,14 +157,7 @@ def test_a_run_that_was_killed_is_the_run_that_was_not(recipe, changes, data, tm
     runs = {}
     for kind, harms in {"straight": ["none"], "harmed": ["kill:2", "term:4", "none"]}.items():
         config = config_of(recipe, tmp_path / kind, data, steps=6, **changes)
-        written = {"recipe": name, **configs.to_dict(config)}
-        path = tmp_path / f"{kind}.yaml"
-        path.write_text(yaml.safe_dump(json.loads(json.dumps(written))))
-        script = Path(__file__).parent / "recipe_run.py"
-        done = subprocess.run(
-            [sys.executable, script, path, *harms], capture_output=True, text=True, check=False
-        )
-        assert "child none 0" in done.stdout, done.stdout + done.stderr
+        run_apart(name, config, harms)
         runs[kind] = config.run
     assert records(runs["harmed"]) == records(runs["straight"])
     if "ahead" in changes:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import pathlib
@@ -14,16 +15,39 @@ import jax
 
 from jaxpost import checkpoint, rewards, runs, train_step, writer
 from jaxpost import config as configs
+from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data.prompts import PromptStream
+from jaxpost.options import option
 from jaxpost.recipes import accuracy, experience, judge, setup
 from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
 log = logging.getLogger(__name__)
 
-
 Evaluate = Callable[[int, Params], dict[str, float]]
 Judging = rewards.RewardConfig | rewards.JudgeConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Keys of a run, in every recipe that samples alike."""
+
+    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
+    steps: int = option(200, "how long to train", "rollouts", least=1)
+    epochs: int = option(1, "passes over each rollout", least=1)
+    minibatches: int = option(1, "updates of a pass, over as many parts of the rollout", least=1)
+    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
+    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
+    seed: int = option(0, "of everything random", least=0)
+    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
+    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
+    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
+    resume_anyway: bool = option(False, "resume although the configuration was changed")
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the run."""
+        return self.steps * self.epochs * self.minibatches
 
 
 class Opened(NamedTuple):

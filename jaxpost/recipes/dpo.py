@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpost import batch as batches
-from jaxpost import metrics, optimizers, train_step
+from jaxpost import optimizers, train_step
 from jaxpost.batch import PreferenceBatch
 from jaxpost.data import preferences
 from jaxpost.data.preferences import PreferenceReport
@@ -53,7 +53,6 @@ from jaxpost.typing import Array, Params
 class Config(pair_losses.LossConfig, reference.ReferenceConfig, pairwise.RunConfig):
     """Direct preference optimisation on pairs."""
 
-    run: str = option(help="folder of the run: checkpoints, metrics, the trained model")
     model: setup.ModelConfig = option(help="the policy to train")
     data: preferences.PairConfig = option(help="pairs to train on")
     optimizer: optimizers.OptimizerConfig = option(
@@ -98,13 +97,6 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
         return loss, jax.lax.stop_gradient(pair_losses.measures(config, sides, weights))
 
     return objective
-
-
-def summary(sums: dict[str, Array]) -> dict[str, Array]:
-    """What is logged: sums over an update's pairs, divided once."""
-    kept = ("loss", "grad_norm", "pairs")
-    means = {n: metrics.ratio(x, sums["pairs"]) for n, x in sums.items() if n not in kept}
-    return {"loss": sums["loss"], "grad_norm": sums["grad_norm"], **means}
 
 
 def make_batch(config: Config, pairs: PreferenceBatch, ref_logps: np.ndarray) -> Batch:
@@ -217,7 +209,7 @@ def train(config: Config) -> int:
         )
         print(*data.summary, sep="\n")
         objective = make_objective(config, policy.model)
-        update = pairwise.make_update(config, objective, optimizer, policy.trainable)
+        update = setup.make_update(config, objective, optimizer, policy.trainable)
         evaluate = make_evaluation(config, policy, ref_logps)
         if start == 0:
             with here.meter.pause():
@@ -228,7 +220,7 @@ def train(config: Config) -> int:
             _, batch = experience.laid_out(batch, config.microbatches, policy.model)
             rate = schedule(state.step)
             state, measured = update(state, batch)
-            measured = {**summary(measured), "learning_rate": rate, **report.metrics()}
+            measured = {**pairwise.summary(measured), "learning_rate": rate, **report.metrics()}
             if pairwise.end_step(config, here, step, state, report, measured, evaluate):
                 return run.exit_code
         here.saver.wait()

@@ -27,6 +27,7 @@ and reward model, and for RLOO the KL in the reward and the clip of a whole comp
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -44,9 +45,7 @@ from jaxpost import (
     optimizers,
     rewards,
     train_step,
-    writer,
 )
-from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
@@ -67,10 +66,9 @@ from jaxpost.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(course.RunConfig):
     """Group-relative policy optimisation with a reward function."""
 
-    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
     model: setup.ModelConfig = option(help="the policy to train")
     data: prompt_data.PromptConfig = option(help="prompts, and what the reward reads of them")
     reward: rewards.RewardConfig = option(help="what judges a completion")
@@ -78,10 +76,6 @@ class Config:
     optimizer: optimizers.OptimizerConfig = option(
         optimizers.OptimizerConfig(learning_rate=1e-6, schedule="constant"), "the optimizer"
     )
-    steps: int = option(200, "how long to train", "rollouts", least=1)
-    epochs: int = option(1, "passes over each rollout", least=1)
-    minibatches: int = option(1, "updates of a pass, over as many parts of the rollout", least=1)
-    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     advantage: Literal[
         "group_normalized",
         "group_centered",
@@ -134,12 +128,6 @@ class Config:
     check_every: int = option(
         50, "compare the sampler's log-probabilities with the trainer's", "rollouts", least=1
     )
-    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
-    seed: int = option(0, "of everything random", least=0)
-    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
-    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
-    resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
         check_ranges(self)
@@ -152,11 +140,6 @@ class Config:
             experience.check_groups(self.rollout)
         for told_so in contradictions(self):
             raise ValueError(told_so)
-
-    @property
-    def updates(self) -> int:
-        """Optimizer updates of the run."""
-        return self.steps * self.epochs * self.minibatches
 
     @property
     def on_policy(self) -> bool:
@@ -400,13 +383,10 @@ def make_update(
     config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
 ) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
     """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, policy.model),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=policy.trainable,
+    objective = make_objective(config, policy.model)
+    return setup.make_update(
+        config, objective, optimizer, policy.trainable, functools.partial(weigh, config)
     )
-    return jax.jit(lambda state, batch: step(state, weigh(config, batch)), donate_argnums=0)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:

@@ -19,7 +19,7 @@ has one z₀ over all of `data.eval`; 2. z₀ is of completions of another promp
 one: TRL takes the row before, which may be of the same; 3. BCO's weights by density ratios are not
 here: they need a classifier of the prompts.
 
-    jaxpost train configs/kto_sums.yaml
+    jaxpost train configs/kto_....yaml
 """
 
 import contextlib
@@ -53,7 +53,6 @@ MOST = 4 / 3  # KTO advises that desirable completions weigh so much more than o
 class Config(reference.ReferenceConfig, pairwise.RunConfig):
     """Learning from completions that are desirable or not."""
 
-    run: str = option(help="folder of the run: checkpoints, metrics, the trained model")
     model: setup.ModelConfig = option(help="the policy to train")
     data: preferences.PreferenceConfig = option(help="labelled completions to train on")
     optimizer: optimizers.OptimizerConfig = option(
@@ -319,10 +318,8 @@ def make_evaluation(
             Scores(*(jnp.concatenate(x) for x in zip(*each, strict=True)))
             for each in zip(*found, strict=True)
         ]
-        desirable, here = (
-            np.concatenate(labels),
-            level.held_out(exchanged[0] if exchanged else None),
-        )
+        desirable = np.concatenate(labels)
+        here = level.held_out(exchanged[0] if exchanged else None)
         loss = jnp.mean(loss_of(config, own, jnp.asarray(desirable), here))
         sums = {"loss": loss, **measures(config, own, jnp.asarray(desirable))}
         shown = summary(config, sums, desirable, here)
@@ -350,7 +347,7 @@ def train(config: Config) -> int:
         )
         print(*data.summary, sep="\n")
         objective = make_objective(config, policy.model)
-        update = pairwise.make_update(config, objective, optimizer, policy.trainable)
+        update = setup.make_update(config, objective, optimizer, policy.trainable)
         evaluate = make_evaluation(config, policy, both, level)
         if start == 0:
             with here.meter.pause():

@@ -20,7 +20,7 @@ min_p cut anything off, so that none is infinite under the reference; 2. a compl
 length loses nothing unless `stop_penalty` is set; 3. Nash-MD mixes its opponent of the policy and
 the fixed reference, without a moving average.
 
-    jaxpost train configs/online_dpo_sums.yaml
+    jaxpost train configs/online_dpo_....yaml
 """
 
 import contextlib
@@ -42,9 +42,7 @@ from jaxpost import (
     ratios,
     rewards,
     train_step,
-    writer,
 )
-from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
@@ -119,10 +117,9 @@ OWN_SAMPLERS = {"xpo": "reference", "nash_md": "opponent"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pair_losses.LossConfig):
+class Config(pair_losses.LossConfig, course.RunConfig):
     """Preferences judged while training."""
 
-    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
     model: setup.ModelConfig = option(help="the policy to train")
     data: prompt_data.PromptConfig = option(help="prompts, and what the reward reads of them")
     reward: rewards.RewardConfig | None = option(None, "what scores a completion; or `judge`")
@@ -149,16 +146,6 @@ class Config(pair_losses.LossConfig):
     optimizer: optimizers.OptimizerConfig = option(
         optimizers.OptimizerConfig(learning_rate=5e-7, schedule="constant"), "the optimizer"
     )
-    steps: int = option(200, "how long to train", "rollouts", least=1)
-    epochs: int = option(1, "passes over each rollout", least=1)
-    minibatches: int = option(1, "updates of a pass, over as many parts of the rollout", least=1)
-    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
-    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
-    seed: int = option(0, "of everything random", least=0)
-    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
-    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
-    resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
         check_ranges(self)
@@ -182,11 +169,6 @@ class Config(pair_losses.LossConfig):
         """The losses' own numbers, as far as they are given."""
         own = {} if self.optimism is None else {"optimism": self.optimism}
         return {**super().numbers(), **own}
-
-    @property
-    def updates(self) -> int:
-        """Optimizer updates of the run."""
-        return self.steps * self.epochs * self.minibatches
 
     @property
     def drawn_by(self) -> str:
@@ -343,13 +325,8 @@ def make_update(
     config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
 ) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
     """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, policy.model),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=policy.trainable,
-    )
-    return jax.jit(lambda state, batch: step(state, weigh(batch)), donate_argnums=0)
+    objective = make_objective(config, policy.model)
+    return setup.make_update(config, objective, optimizer, policy.trainable, weigh)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:

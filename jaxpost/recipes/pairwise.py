@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxpost import checkpoint, compact, logps, optimizers, runs, train_step, writer
+from jaxpost import checkpoint, compact, logps, metrics, optimizers, runs, train_step, writer
 from jaxpost import config as configs
 from jaxpost.batch import PreferenceBatch, TokenBatch
 from jaxpost.checkpoint import CheckpointConfig
@@ -48,6 +47,7 @@ class EvalConfig:
 class RunConfig:
     """Keys of a run, in every recipe on judged completions alike."""
 
+    run: str = option(help="folder of the run: checkpoints, metrics, the trained model")
     steps: int = option(500, "how long to train", "updates", least=1)
     microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     seed: int = option(0, "of everything random", least=0)
@@ -166,6 +166,13 @@ def check_names(key: str, names: Iterable[str], known: Mapping[str, Any]) -> Non
             raise ValueError(f"{key}: {name} is not known; do you mean {near[0]}?")
 
 
+def summary(sums: dict[str, Array]) -> dict[str, Array]:
+    """What is logged: sums over an update's pairs, divided once."""
+    kept = ("loss", "grad_norm", "pairs")
+    means = {n: metrics.ratio(x, sums["pairs"]) for n, x in sums.items() if n not in kept}
+    return {"loss": sums["loss"], "grad_norm": sums["grad_norm"], **means}
+
+
 def means(total: Mapping[str, Any]) -> dict[str, float]:
     """`eval/…`: sums over all pairs, divided by `pairs`.
 
@@ -192,19 +199,6 @@ class Course(NamedTuple):
     saver: checkpoint.Checkpointer
     out: writer.Writer
     meter: writer.Meter
-
-
-def make_update(
-    config: Any,
-    objective: train_step.Objective,
-    optimizer: optax.GradientTransformation,
-    trainable: Any,
-) -> Callable[[train_step.TrainState, Any], tuple[train_step.TrainState, dict[str, Array]]]:
-    """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        objective, optimizer, microbatches=config.microbatches, trainable=trainable
-    )
-    return jax.jit(step, donate_argnums=0)
 
 
 def begin(

@@ -24,6 +24,7 @@ of repetitions.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -42,9 +43,7 @@ from jaxpost import (
     optimizers,
     rewards,
     train_step,
-    writer,
 )
-from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models.model import Model
 from jaxpost.options import check_ranges, option
@@ -53,11 +52,10 @@ from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(course.RunConfig):
     """Policy mirror descent with a reward function."""
 
-    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
     model: setup.ModelConfig = option(help="the policy to train")
     data: prompt_data.PromptConfig = option(help="prompts, and what the reward reads of them")
     reward: rewards.RewardConfig = option(help="what judges a completion")
@@ -65,10 +63,7 @@ class Config:
     optimizer: optimizers.OptimizerConfig = option(
         optimizers.OptimizerConfig(learning_rate=1e-6, schedule="constant"), "the optimizer"
     )
-    steps: int = option(200, "how long to train", "rollouts", least=1)
-    epochs: int = option(1, "passes over each rollout", least=1)
     minibatches: int = option(4, "updates of a pass, over as many parts of the rollout", least=1)
-    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     tau: float = option(0.1, "weight of staying near the policy that sampled", above=0)
     loss: Literal["pmd", "mirror_descent", "pmd_token"] = option(
         "pmd",
@@ -96,12 +91,6 @@ class Config:
     check_every: int = option(
         50, "report how far the sampler's log-probabilities are off", "rollouts", least=1
     )
-    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
-    seed: int = option(0, "of everything random", least=0)
-    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
-    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
-    resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
         check_ranges(self)
@@ -112,11 +101,6 @@ class Config:
         accuracy.check_held_out(self.data, self.eval, self.checkpoint, used)
         for told_so in contradictions(self):
             raise ValueError(told_so)
-
-    @property
-    def updates(self) -> int:
-        """Optimizer updates of the run."""
-        return self.steps * self.epochs * self.minibatches
 
 
 def contradictions(config: Config) -> Iterator[str]:
@@ -266,13 +250,10 @@ def make_update(
     config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation
 ) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
     """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, policy.model),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=policy.trainable,
+    objective = make_objective(config, policy.model)
+    return setup.make_update(
+        config, objective, optimizer, policy.trainable, functools.partial(weigh, config)
     )
-    return jax.jit(lambda state, batch: step(state, weigh(config, batch)), donate_argnums=0)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:

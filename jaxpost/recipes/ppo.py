@@ -23,6 +23,7 @@ the reward model.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -41,9 +42,7 @@ from jaxpost import (
     ratios,
     rewards,
     train_step,
-    writer,
 )
-from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.models import heads
 from jaxpost.options import check_ranges, option
@@ -62,11 +61,10 @@ from jaxpost.recipes.experience import Experience
 from jaxpost.typing import Array, Params
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(course.RunConfig):
     """Proximal policy optimisation with a value head."""
 
-    run: str = option(help="folder of the run: checkpoints, metrics, samples, the trained model")
     model: setup.ModelConfig = option(help="the policy to train")
     data: prompt_data.PromptConfig = option(help="prompts, and what the reward reads of them")
     reward: rewards.RewardConfig = option(help="what judges a completion")
@@ -79,10 +77,7 @@ class Config:
     critic_optimizer: optimizers.OptimizerConfig = option(
         optimizers.OptimizerConfig(learning_rate=5e-6, schedule="constant"), "the critic's"
     )
-    steps: int = option(200, "how long to train", "rollouts", least=1)
     epochs: int = option(4, "passes over each rollout", least=1)
-    minibatches: int = option(1, "updates of a pass, over as many parts of the rollout", least=1)
-    microbatches: int = option(1, "parts an update is computed in, to save memory", least=1)
     critic: Literal["separate", "shared", "prompt"] = option(
         "separate",
         "separate: a copy of the policy with a value head; shared: a head on the policy's trunk; "
@@ -123,12 +118,6 @@ class Config:
     check_every: int = option(
         50, "report how far the sampler's log-probabilities are off", "rollouts", least=1
     )
-    samples: int = option(4, "completions of a rollout written to samples.jsonl", least=0)
-    seed: int = option(0, "of everything random", least=0)
-    eval: accuracy.EvalConfig = option(accuracy.EvalConfig(), "measuring on `data.eval`")
-    checkpoint: CheckpointConfig = option(accuracy.BEST, "saving")
-    log: writer.WriterConfig = option(writer.WriterConfig(), "metrics out")
-    resume_anyway: bool = option(False, "resume although the configuration was changed")
 
     def __post_init__(self):
         check_ranges(self)
@@ -144,11 +133,6 @@ class Config:
         accuracy.check_held_out(self.data, self.eval, self.checkpoint)
         for told_so in contradictions(self):
             raise ValueError(told_so)
-
-    @property
-    def updates(self) -> int:
-        """Optimizer updates of the run."""
-        return self.steps * self.epochs * self.minibatches
 
     @property
     def resting(self) -> int:
@@ -353,13 +337,10 @@ def make_update(
     config: Config, policy: setup.Policy, optimizer: optax.GradientTransformation, trainable: Any
 ) -> Callable[[train_step.TrainState, Batch], tuple[train_step.TrainState, dict[str, Array]]]:
     """The jitted update; the state's buffers are donated."""
-    step = train_step.make_train_step(
-        make_objective(config, policy),
-        optimizer,
-        microbatches=config.microbatches,
-        trainable=trainable,
+    objective = make_objective(config, policy)
+    return setup.make_update(
+        config, objective, optimizer, trainable, functools.partial(weigh, config)
     )
-    return jax.jit(lambda state, batch: step(state, weigh(config, batch)), donate_argnums=0)
 
 
 def summary(sums: list[dict[str, Array]]) -> dict[str, Array]:

@@ -108,13 +108,6 @@ def measures(chosen: Array, rejected: Array, weights: Array) -> dict[str, Array]
     return {name: jnp.sum(jnp.where(weights != 0, x, 0.0)) for name, x in per_pair.items()}
 
 
-def summary(sums: dict[str, Array]) -> dict[str, Array]:
-    """What is logged: sums over an update's pairs, divided once."""
-    kept = ("loss", "grad_norm", "pairs")
-    means = {n: metrics.ratio(x, sums["pairs"]) for n, x in sums.items() if n not in kept}
-    return {"loss": sums["loss"], "grad_norm": sums["grad_norm"], **means}
-
-
 def make_batch(config: Config, pairs: PreferenceBatch) -> Batch:
     """Rows that are read to their ends (`read_end`)."""
     rows, last = batches.flat(pairs.tokens), pairs.ends.reshape(-1)
@@ -176,7 +169,7 @@ def train(config: Config) -> int:
         start, state, here = pairwise.begin(config, run, policy, state, trainable, data, stack)
         print(*data.summary, sep="\n")
         objective = make_objective(config, policy.model)
-        update = pairwise.make_update(config, objective, optimizer, trainable)
+        update = setup.make_update(config, objective, optimizer, trainable)
         evaluate = make_evaluation(config, policy)
         if start == 0:
             with here.meter.pause():
@@ -187,7 +180,7 @@ def train(config: Config) -> int:
             _, batch = experience.laid_out(batch, config.microbatches, policy.model)
             rate = schedule(state.step)
             state, measured = update(state, batch)
-            measured = {**summary(measured), "learning_rate": rate, **report.metrics()}
+            measured = {**pairwise.summary(measured), "learning_rate": rate, **report.metrics()}
             if pairwise.end_step(config, here, step, state, report, measured, evaluate):
                 return run.exit_code
         here.saver.wait()

@@ -4,11 +4,12 @@ import dataclasses
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
+import optax
 
 from jaxpost import checkpoint, hub, models, optimizers, runs, train_step, writer
 from jaxpost.data import tokenizers
@@ -282,6 +283,23 @@ def averaged(state: train_step.TrainState, trainable: Any) -> Params:
     chosen = train_step.select(state.params, trainable)
     average = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, chosen)
     return train_step.merge(average, state.params, trainable)
+
+
+def make_update(
+    config: Any,
+    objective: train_step.Objective,
+    optimizer: optax.GradientTransformation,
+    trainable: Any,
+    weigh: Callable[[Any], Any] = lambda batch: batch,
+) -> Callable[[train_step.TrainState, Any], tuple[train_step.TrainState, dict[str, Array]]]:
+    """The jitted update; the state's buffers are donated.
+
+    `weigh` fixes the loss weights of a batch over the whole update, before it is split.
+    """
+    step = train_step.make_train_step(
+        objective, optimizer, microbatches=config.microbatches, trainable=trainable
+    )
+    return jax.jit(lambda state, batch: step(state, weigh(batch)), donate_argnums=0)
 
 
 def check(done: Iterable[tuple[int, writer.Values]]) -> None:
