@@ -10,7 +10,7 @@ import pytest
 from jaxpost import hub, rewards
 from jaxpost.data import tokenizers
 from jaxpost.models import heads
-from jaxpost.recipes import judge
+from jaxpost.recipes import judge, scoring
 
 TINY = {
     "model_type": "llama",
@@ -30,14 +30,27 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A reward model with a byte tokenizer."""
-    path = tmp_path_factory.mktemp("judge") / "model"
+def start():
+    """A model and its parameters, with a byte tokenizer."""
     tokenizer = tokenizers.load_tokenizer_from_files(tokenizers.byte_tokenizer())
     hf_config = {**TINY, "vocab_size": tokenizer.vocab_size}
-    model, params = hub.init_model(hf_config, jax.random.key(0), files=tokenizer.files)
-    head = {"weight": jax.random.normal(jax.random.key(1), (16,))}
-    hub.save_reward_model(path, model, params, head)
+    return hub.init_model(hf_config, jax.random.key(0), files=tokenizer.files)
+
+
+@pytest.fixture(scope="module")
+def folder(start, tmp_path_factory):
+    """A reward model."""
+    path = tmp_path_factory.mktemp("judge") / "model"
+    hub.save_reward_model(path, *start, {"weight": jax.random.normal(jax.random.key(1), (16,))})
+    return path
+
+
+@pytest.fixture(scope="module")
+def steps_folder(start, tmp_path_factory):
+    """A process reward model whose steps end with a semicolon."""
+    path = tmp_path_factory.mktemp("judge") / "steps"
+    head = {"weight": jax.random.normal(jax.random.key(1), (16,)), "bias": jnp.float32(0.25)}
+    hub.save_process_reward_model(path, *start, head, step_separator=";")
     return path
 
 
@@ -48,7 +61,7 @@ def items() -> list[rewards.Item]:
 
 def test_the_reward_is_read_after_the_last_token(folder):
     """Each conversation in a row of its own gives the same number; one has no room."""
-    scored = judge.RewardModel(str(folder))
+    scored = scoring.RewardModel(str(folder))
     found = scored(items())
     model, params, head = hub.load_reward_model(folder)
     for item, reward in zip(items(), found, strict=True):
@@ -64,7 +77,7 @@ def test_the_reward_is_read_after_the_last_token(folder):
 
 def test_a_reward_model_alone_and_beside_a_verifier(folder):
     """R = R_verifier + λ σ(r); what the verifier cannot judge stays so."""
-    values = judge.RewardModel(str(folder))(items()[:2])
+    values = scoring.RewardModel(str(folder))(items()[:2])
     with judge.opened(rewards.RewardConfig(model=str(folder))) as scorer:
         found = scorer.submit(items()[:3]).result()
     np.testing.assert_allclose([one.value for one in found[:2]], values, rtol=1e-5)
@@ -74,7 +87,7 @@ def test_a_reward_model_alone_and_beside_a_verifier(folder):
         return None if completion == "bcd" else 1.0
 
     with rewards.Scorer(right) as functions:
-        both = judge.Judge(functions, judge.RewardModel(str(folder)), 0.5)
+        both = judge.Judge(functions, scoring.RewardModel(str(folder)), 0.5)
         found = both.submit(items()[:2]).result()
     np.testing.assert_allclose(found[0].value, 1.0 + 0.5 / (1 + np.exp(-values[0])), rtol=1e-5)
     assert (found[1].failure, math.isnan(found[1].value)) == ("none", True)
@@ -82,8 +95,57 @@ def test_a_reward_model_alone_and_beside_a_verifier(folder):
 
 
 @pytest.mark.parametrize(
+    ("how", "score"),
+    [("min", 0.354344), ("product", 0.142432), ("last", 0.354344), ("mean", 0.545079)],
+)
+def test_one_score_of_the_steps_by_hand(how, score):
+    """Of the logits 1, 0.2 and -0.6."""
+    right = scoring.sigmoid(np.array([1.0, 0.2, -0.6]))
+    assert scoring.OF_STEPS[how](right) == pytest.approx(score, abs=1e-6)
+
+
+def test_a_process_reward_model_reads_each_step_where_it_ends(steps_folder, start):
+    """Each completion in a row of its own gives the same; blank steps are none."""
+    said = {"1+1=2;2+1=3": ["1+1=2;", "2+1=3;"], ";a; ;b;": ["a;", "b;"], "c": ["c;"]}
+    scored = scoring.ProcessRewardModel(str(steps_folder), "min")
+    found = scored.of_steps([rewards.Item("say:", text, {}) for text in said])
+    model, params, head = hub.load_process_reward_model(steps_folder)
+    tokenizer = tokenizers.load_tokenizer(steps_folder)
+    for parts, right in zip(said.values(), found, strict=True):
+        ids = [tokenizer.bos_id, *tokenizer.encode("say:" + "".join(parts))]
+        tokens = jnp.asarray(ids)[None]
+        hidden = model.apply(params, tokens, None, None, None)
+        ends = np.cumsum([len(part) for part in parts]) + 4
+        expected = jax.nn.sigmoid(heads.read(head, hidden)[0, ends])
+        np.testing.assert_allclose(right, expected, rtol=1e-4)
+
+
+def test_a_process_reward_model_alone_and_beside_a_verifier(steps_folder):
+    """Its score is one already between 0 and 1; nothing said has the lowest, 0."""
+    asked = [rewards.Item("say:", said, {}) for said in ("a;b", "", " ; ", "x" * 100)]
+    right = scoring.ProcessRewardModel(str(steps_folder), "min").of_steps(asked[:1])[0]
+    for how, score in (("product", np.prod(right)), (None, np.min(right))):
+        config = rewards.RewardConfig(model=str(steps_folder), steps=how, model_weight=0.5)
+        with judge.opened(config) as scorer:
+            found = scorer.submit(asked).result()
+        np.testing.assert_allclose([one.value for one in found[:3]], [score / 2, 0, 0], rtol=1e-5)
+        assert (found[3].failure, math.isnan(found[3].value)) == ("reward_model", True)
+    with rewards.Scorer(lambda completion, example: 1.0) as functions:
+        both = judge.Judge(functions, scoring.ProcessRewardModel(str(steps_folder), "last"), 0.5)
+        (one,) = both.submit(asked[:1]).result()
+    np.testing.assert_allclose(one.value, 1.0 + 0.5 * right[-1], rtol=1e-5)
+
+
+def test_steps_are_for_process_reward_models(folder):
+    config = rewards.RewardConfig(model=str(folder), steps="mean")
+    with pytest.raises(ValueError, match=r"reward\.steps is mean"), judge.opened(config):
+        pass
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
+        ({"function": "a:b", "steps": "min"}, "reward.steps is for a process reward model"),
         ({}, "reward needs reward.function, or reward.model"),
         ({"function": "a:b", "model_weight": 0.5}, "model_weight is for reward.model"),
         ({"function": "a:b", "model": "x"}, "a wrong answer that people like"),

@@ -102,6 +102,7 @@ def own_settings(opened: models.Opened, options: argparse.Namespace) -> Settings
                 parts=(),
                 model=None,
                 model_weight=1.0,
+                steps=None,
             )
         assert reward is not None  # refused above
         return Settings(data, reward, config.rollout, config.eval, config.seed)

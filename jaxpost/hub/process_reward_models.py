@@ -47,6 +47,11 @@ def load_process_reward_model(
     return reward_models.classifier(folder, hf, read_head, dtype, compute_dtype, remat)
 
 
+def step_separator(path_or_hub_id: source.Path) -> str:
+    """What ends each step, as the folder says; else `SEPARATOR`. Raises as the loader."""
+    return notes.note_of(path_or_hub_id).get("step_separator", SEPARATOR)
+
+
 def read_head(folder: pathlib.Path, stored: dict[str, tensors.Stored], width: int) -> Params:
     """The head, taken out of `stored`; a head may come without a bias."""
     if reward_models.SCORE not in stored:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from jaxpost.options import check_ranges, option
 
 Isolation = Literal["auto", "sandbox", "process"]
+OfSteps = Literal["min", "product", "last", "mean"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +31,16 @@ class RewardConfig:
     parts: tuple[Part, ...] = option((), "more rewards, each with a weight: format, length, ...")
     model: str | None = option(
         None,
-        "folder or hub id of a reward model; without a function its score is the reward, with one "
-        "model_weight times its score between 0 and 1 is added",
+        "folder or hub id of a reward model or process reward model; without a function its score "
+        "is the reward, with one model_weight times its score between 0 and 1 is added",
     )
     model_weight: float = option(
         1.0, "weight of the reward model; with a function below the gap of its scores", above=0
+    )
+    steps: OfSteps | None = option(
+        None,
+        "process reward model: what of the probabilities that steps are right is the score; null: "
+        "min",
     )
     deadline: float = option(10.0, "longest that one call may take", "s", above=0)
     workers: int = option(2, "processes that run the functions", least=1)
@@ -62,6 +68,8 @@ class RewardConfig:
             )
         if self.model is None and self.model_weight != 1.0:
             raise ValueError("reward.model_weight is for reward.model")
+        if self.model is None and self.steps is not None:
+            raise ValueError("reward.steps is for a process reward model, reward.model")
         if self.model and self.function and self.model_weight >= abs(self.weight):
             raise ValueError(
                 f"reward.model_weight is {self.model_weight:g}, and the function's right and wrong "
