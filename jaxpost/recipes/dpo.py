@@ -23,7 +23,7 @@ Departures: 1. every completion's log-probability leaves out what both sides sha
 which are not of the difference alone agree about it; 2. an update's loss is the mean over its
 pairs, in all microbatches.
 
-    jaxpost train configs/dpo_....yaml
+    jaxpost train configs/dpo_sums.yaml
 """
 
 import contextlib

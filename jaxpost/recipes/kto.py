@@ -19,7 +19,7 @@ has one z₀ over all of `data.eval`; 2. z₀ is of completions of another promp
 one: TRL takes the row before, which may be of the same; 3. BCO's weights by density ratios are not
 here: they need a classifier of the prompts.
 
-    jaxpost train configs/kto_....yaml
+    jaxpost train configs/kto_sums.yaml
 """
 
 import contextlib

@@ -20,7 +20,7 @@ min_p cut anything off, so that none is infinite under the reference; 2. a compl
 length loses nothing unless `stop_penalty` is set; 3. Nash-MD mixes its opponent of the policy and
 the fixed reference, without a moving average.
 
-    jaxpost train configs/online_dpo_....yaml
+    jaxpost train configs/online_dpo_sums.yaml
 """
 
 import contextlib
