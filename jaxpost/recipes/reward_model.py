@@ -8,7 +8,7 @@ a pair's rewards to 0, so that rewards of different prompts share their zero.
 Departures: 1. the head begins at 0 and has no bias, as a constant cancels in every pair; 2. the
 prompt that both sides share is read once (`compact`).
 
-    jaxpost train configs/reward_model_....yaml
+    jaxpost train configs/reward_model_sums.yaml
 """
 
 import contextlib
