@@ -25,14 +25,14 @@ import argparse
 import itertools
 import json
 import math
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import processes
 
 PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 64, 64
 WARM_UP = 2
@@ -181,23 +181,14 @@ def summary(seconds: list[float], parts: dict[str, list[float]], logs: list[dict
         "first_step_seconds": seconds[0],
         "all_seconds": seconds,
         "first": first,
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": processes.peak_bytes(),
     }
 
 
-def peak_bytes() -> int:
-    """The largest memory this process has held, by the kernel's count (Linux)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
 def run(python: str, folder: Path, *arguments: str, huge_pages: bool) -> dict:
-    """One side in its own process; its last line is its result."""
-    tunables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge_pages else {}
-    environment = os.environ | tunables | {"JAXPOST_CACHE_DIR": "none"}
-    command = [python, __file__, "small", "--folder", str(folder), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    result = json.loads(done.stdout.splitlines()[-1])
+    """One side in its own process."""
+    side = ("small", "--folder", str(folder), *arguments)
+    result = processes.run(__file__, python, *side, huge_pages=huge_pages)
     tokens = PROMPTS * GROUP * NEW_TOKENS
     return {"sampled_tokens_per_second": tokens / result["seconds"], **result}
 

@@ -17,15 +17,14 @@ others as they come; `--huge-pages all` sets them for all, `none` for none.
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+import processes
 
 MODELS = {
     "small": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8}
@@ -67,7 +66,7 @@ def ours(folder: Path) -> dict:
     import jaxpost
     from jaxpost import hub, writer
 
-    imported = peak_bytes()
+    imported = processes.peak_bytes()
     model, params = hub.load_model(folder, remat="dots")
     everywhere = jnp.ones((ROWS, LENGTH))
     trained = everywhere.at[:, -1].set(0.0)  # the last token has no target
@@ -100,7 +99,7 @@ def ours(folder: Path) -> dict:
         losses.append(float(metrics["loss"]))
         times.append(time.perf_counter() - start)
     seconds = statistics.median(times[WARM_UP:])
-    memory = peak_bytes()
+    memory = processes.peak_bytes()
     flops = writer.train_flops_per_token(model.config, LENGTH) * ROWS * LENGTH
     peak = writer.measure_matmul_peak("float32", seconds=2.0)
     return {
@@ -121,7 +120,7 @@ def trl(folder: Path, tokenizer: str, threads: int) -> dict:
     import transformers
     import trl as library
 
-    imported = peak_bytes()
+    imported = processes.peak_bytes()
     torch.set_num_threads(threads)
     rows = np.load(folder / "rows.npy")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -161,7 +160,7 @@ def trl(folder: Path, tokenizer: str, threads: int) -> dict:
     return {
         "seconds": statistics.median(times[WARM_UP:]),
         "first_loss": trainer.state.log_history[0]["loss"],
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": processes.peak_bytes(),
         "import_bytes": imported,
         "threads": threads,
     }
@@ -176,7 +175,7 @@ def tunix(folder: Path) -> dict:
     from tunix.models.llama3 import params as weights
     from tunix.sft import hooks, peft_trainer, utils
 
-    imported = peak_bytes()
+    imported = processes.peak_bytes()
     config = json.loads((folder / "config.json").read_text())
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     model = weights.create_model_from_safe_tensors(
@@ -238,25 +237,15 @@ def tunix(folder: Path) -> dict:
     return {
         "seconds": statistics.median(times[WARM_UP:]),
         "first_loss": losses[0],
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": processes.peak_bytes(),
         "import_bytes": imported,
     }
 
 
-def peak_bytes() -> int:
-    """The largest memory this process has held, by the kernel's count (Linux)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
 def run(python: str, folder: Path, *arguments: str, huge_pages: bool) -> dict:
-    """One side in its own process; its last line is its result."""
-    tunables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge_pages else {}
-    command = [python, __file__, "small", "--folder", str(folder), *arguments]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | tunables
-    )
-    result = json.loads(done.stdout.splitlines()[-1])
+    """One side in its own process."""
+    side = ("small", "--folder", str(folder), *arguments)
+    result = processes.run(__file__, python, *side, huge_pages=huge_pages)
     return {"tokens_per_second": ROWS * LENGTH / result["seconds"], **result}
 
 
