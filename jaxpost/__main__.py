@@ -23,6 +23,8 @@ VERBS = {
     "eval": "loss, perplexity, token accuracy and exact match on a data file",
     "inspect": "one batch as the model sees it: tokens, masks, weights, what was dropped",
     "convert": "GGUF, adapters and checkpoints to a Hugging Face folder",
+    "best": "best of n, pass@n and votes among a model's completions, by any scorer",
+    "reject": "rejection sampling: the completions that pass, as rows to fine-tune on",
     "pairs": "sessions of an agent, or answers in steps, to preference pairs or labels of steps",
 }
 DONE, ERROR, USAGE, RESUMABLE, INTERRUPTED = 0, 1, 2, 75, 130

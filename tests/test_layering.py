@@ -20,6 +20,7 @@ LEVELS = (
         "advantages",
         "coefficients",
         "metrics",
+        "selection",
         "attention",
     ),  # attention is arrays to arrays, like a loss
     ("batch", "models", "sampling"),

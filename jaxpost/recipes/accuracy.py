@@ -1,14 +1,13 @@
 """Held-out measures of a policy by its reward: greedy accuracy, mean reward, pass@k."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpost import writer
+from jaxpost import selection, writer
 from jaxpost.checkpoint import CheckpointConfig
 from jaxpost.data import prompts as prompt_data
 from jaxpost.data.prompts import Prompt
@@ -189,17 +188,14 @@ def collected(
 
 
 def pass_rates(values: np.ndarray, config: EvalConfig) -> dict[str, float]:
-    """`eval/pass@k`: 1 − C(n − c, k) / C(n, k) of n scored completions, c of them correct.
-
-    Unbiased (arXiv 2107.03374, §2.1). Prompts with fewer than k scored ones are left out.
-    """
+    """`eval/pass@k` (`selection.pass_at`); prompts with fewer than k scored ones are left out."""
     out = {}
     for k in config.pass_at:
         rates = []
         for row in values:
-            n, c = int(np.sum(~np.isnan(row))), int(np.sum(row >= config.correct))
-            if n >= k:
-                rates.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
+            scored = row[~np.isnan(row)]
+            if len(scored) >= k:
+                rates.append(selection.pass_at(scored >= config.correct, k))
         if rates:
             out[f"eval/pass@{k}"] = float(np.mean(rates))
     return out

@@ -1,0 +1,202 @@
+"""Judged completions in a file, a prompt a line, so that a command that was stopped goes on.
+
+Every line says how its completions were drawn and judged. A command whose settings differ is
+refused; the last line is cut where a kill cut it short.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jaxpost import config as configs
+from jaxpost import rewards, runs
+from jaxpost.commands.candidates import judging
+from jaxpost.commands.candidates.judging import Asked, Candidates
+from jaxpost.commands.candidates.sources import Source
+
+OF_DRAWING = ("completions", "max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+OF_JUDGING = ("function", "options", "weight", "parts", "model", "model_weight", "steps")
+
+
+def gathered(source: Source, options: argparse.Namespace) -> list[Candidates]:
+    """All completions, judged, in the order of DATA; with --samples those in the file are kept.
+
+    Raises:
+      RunError: the file is of other settings or data, or is no such file.
+    """
+    with judging.judges_of(source.settings) as judges, opened(source, options) as (found, add):
+        left = [asked for asked in source.asked if asked.prompt.row not in found]
+        for part in source.parts(left) if left else ():
+            new = judging.judged(part, judges)
+            add(new)
+            found |= {one.asked.prompt.row: one for one in new}
+    whole = [found[asked.prompt.row] for asked in source.asked]
+    judging.tell_missing(whole)
+    return whole
+
+
+@contextlib.contextmanager
+def opened(
+    source: Source, options: argparse.Namespace
+) -> Iterator[tuple[dict[int, Candidates], Any]]:
+    """What the file --samples has by the row of DATA, and what adds to it; without one nothing."""
+    if options.samples is None:
+        yield {}, lambda new: None
+        return
+    path, settings = Path(options.samples).expanduser(), settings_of(source)
+    with holding(path) as file:
+        found = read(path, file, source, settings)
+        if found:
+            print(f"{path}: {len(found)} of {len(source.asked)} prompts are there", file=sys.stderr)
+
+        def add(new: Sequence[Candidates]) -> None:
+            lines = [json.dumps(row_of(one, settings), ensure_ascii=False) for one in new]
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+        try:
+            yield found, add
+        except KeyboardInterrupt:
+            print(f"\n{path} keeps what is done; the same command goes on", file=sys.stderr)
+            raise
+
+
+@contextlib.contextmanager
+def holding(path: Path) -> Iterator[BinaryIO]:
+    """The file, open for this process alone. Raises RunError."""
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise runs.RunError(f"--samples {path}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise runs.RunError(
+                f"{path} is being written by another process; wait for it, or name another file"
+            ) from error
+        except OSError:  # some network file systems cannot; two at once are unlikely
+            pass
+        yield file
+
+
+def settings_of(source: Source) -> dict[str, Any]:
+    """What completions and their rewards depend on."""
+    settings = source.settings
+    judges = {name: judge_of(getattr(settings, name)) for name in ("reward", "scorer")}
+    identity = source.identity()
+    if "model" in identity:
+        drawing = {name: getattr(settings.rollout, name) for name in OF_DRAWING}
+        identity |= {
+            **drawing,
+            "stop_strings": list(settings.rollout.stop_strings),
+            "cache_dtype": settings.rollout.cache_dtype,
+            "template_kwargs": settings.data.template_kwargs,
+            "seed": settings.seed,
+        }
+    return json.loads(json.dumps({**identity, **judges}))
+
+
+def judge_of(config: rewards.RewardConfig | None) -> Any:
+    """What a reward's numbers depend on."""
+    if config is None:
+        return None
+    told = configs.to_dict(config, "reward")
+    return {name: told[name] for name in OF_JUDGING if told.get(name) is not None}
+
+
+def read(
+    path: Path, file: BinaryIO, source: Source, settings: Mapping[str, Any]
+) -> dict[int, Candidates]:
+    """What the file has of the prompts that are asked. Raises RunError."""
+    file.seek(0)
+    lines = file.read().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        file.truncate(sum(map(len, lines[:-1])))
+        lines.pop()
+    asked = {one.prompt.row: one for one in source.asked}
+    found = {}
+    for number, line in enumerate(lines, 1):
+        row = checked(f"{path}:{number}", path, line, settings)
+        one = asked.get(row["row"])
+        if one is None:
+            continue
+        if row["digest"] != digest_of(one):
+            raise runs.RunError(
+                f"{path}:{number}: row {row['row']} of DATA was another ({one.row.where} now); put "
+                "the data back, or name another file"
+            )
+        found[row["row"]] = candidates_of(one, row)
+    return found
+
+
+def checked(where: str, path: Path, line: bytes, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's row. Raises RunError if it is none, or was drawn or judged otherwise."""
+    try:
+        row = json.loads(line)
+        old = row["settings"]
+        count = len(row["completions"])
+        if {len(row[name]) for name in ("cut", "rewards", "scores", "reasons")} != {count}:
+            raise ValueError("lists of other lengths")
+        row |= {"row": int(row["row"]), "digest": str(row["digest"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise runs.RunError(
+            f"{where} is no row of judged completions; name another file, or move this one away"
+        ) from error
+    changes = runs.config_changes(old, settings)
+    if changes:
+        said = "\n  ".join(map(str, changes))
+        raise runs.RunError(
+            f"{path} was made with other settings:\n  {said}\nPut them back, or name another file; "
+            f"to judge its completions anew, give {path} in MODEL's place"
+        )
+    return row
+
+
+def row_of(one: Candidates, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The row that is kept of a prompt, which `data.completions` reads too."""
+    return {
+        "row": one.asked.prompt.row,
+        "where": one.asked.row.where,
+        "prompt": one.asked.row.prompt,
+        "completions": list(one.texts),
+        "cut": list(one.cut),
+        "rewards": plain(one.rewards),
+        "scores": plain(one.scores),
+        "reasons": list(one.reasons),
+        "digest": digest_of(one.asked),
+        "settings": settings,
+    }
+
+
+def candidates_of(asked: Asked, row: Mapping[str, Any]) -> Candidates:
+    """The inverse of `row_of`."""
+    rewards, scores = (
+        np.array([math.nan if one is None else one for one in row[name]], float)
+        for name in ("rewards", "scores")
+    )
+    return Candidates(asked, row["completions"], row["cut"], rewards, scores, row["reasons"])
+
+
+def plain(values: np.ndarray) -> list[float | None]:
+    """NaN as null, which JSON has."""
+    return [None if math.isnan(value) else float(value) for value in values]
+
+
+def digest_of(asked: Asked) -> str:
+    """Of all that a row of DATA says."""
+    row = asked.row
+    said = [row.prompt, row.tools, row.template_kwargs, row.meta]
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
