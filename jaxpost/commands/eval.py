@@ -13,7 +13,7 @@ from rich import console, table
 
 from jaxpost import config as configs
 from jaxpost.batch import TokenBatch
-from jaxpost.commands import by_reward, compile_cache, inputs, models, usage
+from jaxpost.commands import by_labels, by_reward, compile_cache, inputs, models, usage
 from jaxpost.data import chat, sources
 from jaxpost.recipes import evaluation
 
@@ -37,11 +37,15 @@ def main(argv: Sequence[str]) -> int:
         )
     inputs.check_data(options.data, "DATA")
     compile_cache.use_compile_cache()
-    opened = models.open_model(
-        options.model, step=options.step, dtype=options.dtype, adapter=options.adapter
-    )
-    measure = by_reward.measure if by_reward.is_asked(opened, options) else by_likelihood
-    metrics, records = measure(opened, options)
+    kind = by_labels.kind_of(options.model)
+    if kind is not None and by_labels.is_asked(kind, options):
+        metrics, records = by_labels.measure(kind, options)
+    else:
+        opened = models.open_model(
+            options.model, step=options.step, dtype=options.dtype, adapter=options.adapter
+        )
+        measure = by_reward.measure if by_reward.is_asked(opened, options) else by_likelihood
+        metrics, records = measure(opened, options)
     write(options.samples, records)
     print_metrics(metrics, options.json)
     return 0

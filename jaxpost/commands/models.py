@@ -18,6 +18,8 @@ from jaxpost.models.model import Model
 from jaxpost.recipes import setup
 from jaxpost.typing import Params
 
+SCORING = ("reward_model", "process_reward_model")  # recipes of models that write no text
+
 
 class Opened(NamedTuple):
     """A model ready for use, adapters folded in; `config` is that of its run, or None."""
@@ -108,18 +110,24 @@ def open_run(path: str, step: str, dtype: str | None) -> Opened:
     place = checkpoint.find_checkpoint(Path(path).expanduser(), step_of(step))
     print(f"reading {place}", file=sys.stderr)
     written = checkpoint.read_config(place)
-    if written["recipe"] == "reward_model":
-        raise ValueError(f"{path} is the run of a reward model, which scores texts and writes none")
+    if written["recipe"] in SCORING:
+        kind = written["recipe"].replace("_", " ")
+        raise ValueError(f"{path} is the run of a {kind}, which scores texts and writes none")
     config = configs.from_dict(recipes.named(written["recipe"]).Config, written)
     policy = setup.load_policy(config.model, jax.random.key(config.seed))
-    chosen = train_step.select(policy.params, policy.trainable)
-    saved = load_saved(place, written, chosen)
-    saved = jax.tree.map(lambda new, old: new.astype(old.dtype), saved, chosen)
-    params = train_step.merge(saved, policy.params, policy.trainable)
+    params = restored(place, written, policy.params, policy.trainable)
     model = policy.model
     if model.config.lora is not None:
         model, params = hub.merge(model, params)
     return cast(Opened(model, params, policy.tokenizer, config), dtype)
+
+
+def restored(place: Path, written: Mapping[str, Any], params: Params, trainable: Any) -> Params:
+    """The parameters of a checkpoint, in the types of those that its run started from."""
+    chosen = train_step.select(params, trainable)
+    saved = load_saved(place, written, chosen)
+    saved = jax.tree.map(lambda new, old: new.astype(old.dtype), saved, chosen)
+    return train_step.merge(saved, params, trainable)
 
 
 def load_saved(place: Path, written: Mapping[str, Any], chosen: Params) -> Params:

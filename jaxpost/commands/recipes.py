@@ -13,6 +13,8 @@ RECIPES = {
     "pretrain": "jaxpost.recipes.pretrain",
     "grpo": "jaxpost.recipes.grpo",
     "reward_model": "jaxpost.recipes.reward_model",
+    "process_reward_model": "jaxpost.recipes.process_reward_model",
+    "generative_verifier": "jaxpost.recipes.generative_verifier",
     "dpo": "jaxpost.recipes.dpo",
     "online_dpo": "jaxpost.recipes.online_dpo",
     "kto": "jaxpost.recipes.kto",

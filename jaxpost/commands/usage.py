@@ -18,6 +18,9 @@ By a reward, with --reward or of a run of grpo, ppo or pmd: the share of prompts
 correctly (greedily; correct is a reward of at least eval.correct), the mean reward, how many have
 none and, with --completions, pass@k. What --reward needs is in DATA's columns, as in training.
 
+A reward model, process reward model or generative verifier is measured by the labels in DATA, as in
+its own training: accuracy, calibration, and first errors of steps.
+
 MODEL is a Hugging Face folder or hub id, or a run's folder. DATA is a file, folder or glob of any
 row type that training reads. key=value pairs set keys as in a configuration: of `data` and `chat`,
 data.max_length=512 for instance; by a reward of `data`, `reward`, `rollout`, `eval` and `seed`. Of

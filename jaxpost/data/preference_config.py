@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from jaxpost.data import sources
+from jaxpost.data import questions, sources
 from jaxpost.data.preference_tokens import TooLong
 from jaxpost.data.sources import Paths
 from jaxpost.options import check_ranges, option
@@ -89,3 +89,32 @@ class StepConfig(PreferenceConfig):
     """Files of answers whose steps are judged."""
 
     step_separator: str = option("\n", "text that ends each step, and is judged with it")
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionConfig(PreferenceConfig):
+    """Files of completions that are right or wrong, which a verifier is asked about."""
+
+    as_chat: bool | None = option(
+        None, "ask as a user's turn; null: where the tokenizer has a chat template"
+    )
+    too_long: Literal["drop", "error"] = option(
+        "drop", "a question that has no room: drop or error"
+    )
+    question: str = option(
+        questions.QUESTION, "what is asked, with {prompt} and {completion} in their places"
+    )
+    answers: tuple[str, ...] = option(
+        questions.ANSWERS, "for right and wrong, in quotes; of each the first token is read"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.asked()
+
+    def asked(self) -> questions.Question:
+        """The question. Raises ValueError for one that cannot be asked."""
+        return questions.Question(self.question, self.answers, self.as_chat, self.template_kwargs)
+
+    def files(self) -> sources.DataConfig:
+        return dataclasses.replace(super().files(), as_chat=None)

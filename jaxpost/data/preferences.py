@@ -5,8 +5,9 @@
     stream.set_state(stream.get_state())      # exact, also in another process
     held_out = pairs(config, tokenizer, Batching(batch_size=8, part="eval"))  # each pair once
 
-`rankings`, `unpaired` and `steps` do the same for their batches. A batch is as long as its longest
-sequence needs, in eighths of `max_length`; `compact.lay_out` packs it, and reads prompts once.
+`rankings`, `unpaired`, `steps` and `questions` do the same for their batches. A batch is as long as
+its longest sequence needs, in eighths of `max_length`; `compact.lay_out` packs it, and reads
+prompts once.
 """
 
 import dataclasses
@@ -20,11 +21,13 @@ from jaxpost.data.preference_batches import Compared, Single, Stepwise
 from jaxpost.data.preference_config import (
     PairConfig,
     PreferenceConfig,
+    QuestionConfig,
     RankingConfig,
     StepConfig,
 )
 from jaxpost.data.preference_stream import Batching, PreferenceReport, PreferenceStream, open_stream
 from jaxpost.data.preference_tokens import Judge
+from jaxpost.data.question_tokens import Asked
 from jaxpost.data.tokenizers import Tokenizer
 
 __all__ = [
@@ -33,10 +36,12 @@ __all__ = [
     "PreferenceConfig",
     "PreferenceReport",
     "PreferenceStream",
+    "QuestionConfig",
     "RankingConfig",
     "StepConfig",
     "check",
     "pairs",
+    "questions",
     "rankings",
     "steps",
     "unpaired",
@@ -90,6 +95,22 @@ def steps(
         separator=config.step_separator,
     )
     return open_stream(config, judge, Stepwise(), batching, STEPWISE)
+
+
+def questions(
+    config: QuestionConfig, tokenizer: Tokenizer, batching: Batching
+) -> PreferenceStream[StepBatch]:
+    """`StepBatch` [B, T]; a question about each completion, with one step, which ends it."""
+    judge = Asked(
+        tokenizer,
+        config.max_length,
+        config.too_long,
+        config.malformed,
+        vocab_size=batching.vocab_size,
+        single=True,
+        question=config.asked(),
+    )
+    return open_stream(config, judge, Stepwise(), batching, UNPAIRED)
 
 
 def judge_of(config: PreferenceConfig, tokenizer: Tokenizer, batching: Batching) -> Judge:

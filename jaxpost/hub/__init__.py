@@ -3,7 +3,7 @@
 from jaxpost.hub.adapters import load_adapter, save_adapter
 from jaxpost.hub.convert import convert, refuse_source
 from jaxpost.hub.load import init_model, load_config, load_model
-from jaxpost.hub.notes import kind_of
+from jaxpost.hub.notes import kind_of, note_of
 from jaxpost.hub.process_reward_models import (
     load_process_reward_model,
     save_process_reward_model,
@@ -24,6 +24,7 @@ __all__ = [
     "load_process_reward_model",
     "load_reward_model",
     "merge",
+    "note_of",
     "refuse_source",
     "save_adapter",
     "save_model",

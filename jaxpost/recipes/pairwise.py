@@ -186,6 +186,14 @@ def means(total: Mapping[str, Any]) -> dict[str, float]:
     return {f"eval/{name}": float(x / count) for name, x in found.items()}
 
 
+def with_head(policy: setup.Policy, head: Params) -> tuple[Params, Any]:
+    """(`{"model": …, "head": …}`, which of it is trained)."""
+    params = {"model": policy.params, "head": head}
+    if policy.trainable is None:
+        return params, None
+    return params, {"model": policy.trainable, "head": jax.tree.map(lambda _: True, head)}
+
+
 # A run ------------------------------------------------------------------------------------------
 
 

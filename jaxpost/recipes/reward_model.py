@@ -65,14 +65,6 @@ class Batch(NamedTuple):
     loss_weights: Any
 
 
-def with_head(policy: setup.Policy) -> tuple[Params, Any]:
-    """(`{"model": …, "head": …}`, which of it is trained)."""
-    params = {"model": policy.params, "head": heads.reward_head(policy.model.config.width)}
-    if policy.trainable is None:
-        return params, None
-    return params, {"model": policy.trainable, "head": jax.tree.map(lambda _: True, params["head"])}
-
-
 def rewards_of(model: Model, params: Params, batch: Any) -> Array:
     """[2B]: the reward of each row, read after its last token."""
     hidden = compact.hidden(model, params["model"], batch.read)
@@ -160,7 +152,8 @@ def train(config: Config) -> int:
         if run.finished:
             return run.exit_code
         policy = setup.load_policy(config.model, jax.random.key(config.seed))
-        params, trainable = with_head(policy)
+        head = heads.reward_head(policy.model.config.width)
+        params, trainable = pairwise.with_head(policy, head)
         optimizer, schedule = optimizers.make_optimizer(config.optimizer, config.steps)
         state = train_step.init_state(params, optimizer, trainable=trainable)
         data = stack.enter_context(
