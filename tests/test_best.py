@@ -13,11 +13,11 @@ from tiny import TINY
 
 from jaxpost import __main__ as cli
 from jaxpost import hub, optimizers, rewards, rollout, selection
-from jaxpost.commands import models, reject
+from jaxpost.commands import best, models, reject
 from jaxpost.commands.candidates import judging
 from jaxpost.data import formats, preference_rows, prompts, rows, sources, tokenizers
 from jaxpost.recipes import judge, setup, sft
-from jaxpost.rewards import answers
+from jaxpost.rewards import answers, resolve
 
 # Numbers ---------------------------------------------------------------------------------------
 
@@ -134,6 +134,24 @@ def test_answers_that_are_the_same():
             [0, -1],
             [],
         ]
+
+
+def test_the_answers_of_known_verifiers_are_found_by_themselves():
+    for path, find in answers.OF_VERIFIERS.items():
+        assert best.known_finder(rewards.RewardConfig(path)) is resolve.resolve(find)
+    assert best.known_finder(rewards.RewardConfig("mine.py:reward")) is None
+    assert best.known_finder(rewards.RewardConfig(model="folder")) is None
+
+
+def test_many_answers_are_compared_no_more_than_is_bearable():
+    said = [f"x+{n}" for n in range(40)] + ["x+7"]
+    often = answers.frequent(said)
+    assert (len(often), often[:2], "x+7" in often, "x+39" in often) == (
+        16,
+        ["x+0", "x+1"],
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -325,6 +343,10 @@ def test_other_data_and_other_files_are_refused(here, capsys):
     )
     assert cli.main([*command[:-1], "asked.jsonl"]) == 1
     assert "asked.jsonl:1 is no row of judged completions" in capsys.readouterr().err
+    Path("notes.jsonl").write_text("a line of mine without an end")
+    assert cli.main([*command[:-1], "notes.jsonl"]) == 1
+    assert "notes.jsonl:1 is no row of judged completions" in capsys.readouterr().err
+    assert Path("notes.jsonl").read_text() == "a line of mine without an end"
 
 
 def test_completions_of_another_tool(here, capsys):

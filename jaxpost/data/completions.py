@@ -8,7 +8,7 @@ from jaxpost.data import messages as chats
 from jaxpost.data.kinds import Cells, Kind
 from jaxpost.data.rows import Message
 
-COLUMNS = ("completions", "responses", "generations", "outputs", "samples")
+COLUMNS = ("completions", "responses", "generations", "samples", "outputs")
 
 
 class Given(NamedTuple):

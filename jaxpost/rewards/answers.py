@@ -4,6 +4,7 @@
 verifier takes each for the other: 1/2, 0.5 and \\frac{2}{4}. Those of `exact` are the same as text.
 """
 
+import collections
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,6 +15,7 @@ from jaxpost.rewards.score import Item
 Find = Callable[[str], str | None]  # a completion → its answer as text, None where it has none
 MATH = "jaxpost.rewards.math:verify"
 LONGEST = 2000  # characters of an answer that is looked into
+COMPARED = 16  # answers of a prompt, each with each: 240 calls of the verifier at most
 
 
 def math(completion: str) -> str | None:
@@ -65,14 +67,15 @@ def numbered(answers: Sequence[str | None]) -> list[int]:
 def merged(answers: Sequence[Sequence[str | None]], same: scorer.Scorer) -> list[list[int]]:
     """`numbered` for several prompts, where `same` (of `MATH`) tells which texts are one answer.
 
-    Of two numbers that are written out it is not asked. An answer joins the first that it is the
+    It is not asked about two numbers that are written out, nor about more than a prompt's COMPARED
+    most frequent answers (others are the same as text). An answer joins the first that it is the
     same as.
     """
     texts = [list(dict.fromkeys(one for one in each if one is not None)) for each in answers]
     pairs = [
         (group, *pair)
-        for group, each in enumerate(texts)
-        for pair in itertools.combinations(each, 2)
+        for group, each in enumerate(answers)
+        for pair in itertools.combinations(frequent(each), 2)
         if not all(literals.literal(one) is not None for one in pair)
     ]
     asked = [item for _, *pair in pairs for item in (as_item(*pair), as_item(*reversed(pair)))]
@@ -89,6 +92,13 @@ def merged(answers: Sequence[Sequence[str | None]], same: scorer.Scorer) -> list
             first[text] = next(like, text)
         out.append(numbered([None if one is None else first[one] for one in each]))
     return out
+
+
+def frequent(answers: Sequence[str | None]) -> list[str]:
+    """The COMPARED most frequent ones, in the order in which they came."""
+    counts = collections.Counter(one for one in answers if one is not None)
+    often = {one for one, _ in counts.most_common(COMPARED)}
+    return [one for one in counts if one in often]
 
 
 def as_item(said: str, right: str) -> Item:

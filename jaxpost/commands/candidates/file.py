@@ -26,6 +26,7 @@ from jaxpost.commands.candidates.sources import Source
 
 OF_DRAWING = ("completions", "max_new_tokens", "temperature", "top_k", "top_p", "min_p")
 OF_JUDGING = ("function", "options", "weight", "parts", "model", "model_weight", "steps")
+BEGINNING = b'{"row": '  # of every line
 
 
 def gathered(source: Source, options: argparse.Namespace) -> list[Candidates]:
@@ -121,10 +122,10 @@ def read(
 ) -> dict[int, Candidates]:
     """What the file has of the prompts that are asked. Raises RunError."""
     file.seek(0)
-    lines = file.read().splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        file.truncate(sum(map(len, lines[:-1])))
-        lines.pop()
+    lines = file.read().split(b"\n")
+    cut = lines.pop()
+    if not (cut.startswith(BEGINNING) or BEGINNING.startswith(cut)):
+        lines.append(cut)  # it is none of ours, which is said below
     asked = {one.prompt.row: one for one in source.asked}
     found = {}
     for number, line in enumerate(lines, 1):
@@ -138,6 +139,7 @@ def read(
                 "the data back, or name another file"
             )
         found[row["row"]] = candidates_of(one, row)
+    file.truncate(sum(len(line) + 1 for line in lines))  # what a kill cut short goes
     return found
 
 

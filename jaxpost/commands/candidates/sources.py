@@ -184,7 +184,9 @@ def in_parts(
 def as_items(asked: Asked, given: completions.Given) -> list[rewards.Item]:
     """What the reward is asked of given completions."""
     prompt, columns = asked.prompt.prompt, asked.prompt.example
-    example = {name: columns[name] for name in columns if name not in completions.COLUMNS}
+    example = {
+        name: columns[name] for name in columns if name != "completions"
+    }  # no copy with each
     return [
         rewards.Item(prompt, text, example, (), cut)
         for text, cut in zip(given.texts, given.cut, strict=True)
