@@ -7,6 +7,7 @@ on how many workers there were.
 
 import collections
 import dataclasses
+import json
 import logging
 import os
 import signal
@@ -300,6 +301,7 @@ class DataStream(WindowStream):
 
 def refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
     """Raises ValueError where a position was saved over other data; it says what differs."""
+    saved, own = (json.loads(json.dumps(each)) for each in (saved, own))  # tuples become lists
     keys = dict.fromkeys([*saved, *own])
     changes = [
         f"{key} was {saved.get(key)} and is {own.get(key)}"

@@ -62,14 +62,13 @@ def make_judge(config: Config, model: Model, answers: Answers) -> verdicts.Judge
     settings = pairwise.score_settings(model)
 
     def judge(params: Params, batch: verdicts.Batch) -> verdicts.Verdicts:
-        hidden, head = compact.hidden(model, params, batch.read), model.head(params)
-        mask = batch.completion_mask
-
-        def logps_of(answer: int) -> Array:
-            targets = jnp.full(mask.shape, answer)
-            return logps.score_hidden(hidden, head, targets, mask, settings).logps
-
-        right, wrong = map(logps_of, answers)
+        hidden, mask = compact.hidden(model, params, batch.read), batch.completion_mask
+        last = jnp.argmax(mask, axis=1)  # a question has one place
+        both = jnp.repeat(jnp.take_along_axis(hidden, last[:, None, None], axis=1), 2, axis=1)
+        targets = jnp.broadcast_to(jnp.array(answers), both.shape[:2])
+        asked = jnp.repeat(jnp.any(mask, axis=1)[:, None], 2, axis=1)
+        found = logps.score_hidden(both, model.head(params), targets, asked, settings).logps
+        right, wrong = (jnp.where(mask, one[:, None], 0.0) for one in found.T)
         return verdicts.Verdicts(right - wrong, loss_of(config.loss, right, wrong, batch))
 
     return judge

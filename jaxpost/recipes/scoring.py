@@ -2,7 +2,8 @@
 
 A reward model gives any number; `unit` brings it between 0 and 1. The score of a process reward
 model lies there: what `reward.steps` makes of the probabilities that its steps are right, read
-after each of them. A completion without a step has the lowest, 0.
+after each of them. So does that of a generative verifier: the probability that it answers yes. A
+completion that says nothing has the lowest score of both, 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from jaxpost import hub, rewards
 from jaxpost.batch import Example
-from jaxpost.data import chat, preference_tokens, tokenizers
+from jaxpost.data import chat, preference_tokens, questions, tokenizers
 from jaxpost.data.rows import CompletionRow, Dropped, Noted, PromptRow, StepsRow
 from jaxpost.data.trajectories import steps
 from jaxpost.models import heads
@@ -57,7 +58,7 @@ def opened(config: rewards.RewardConfig) -> ScoringModel:
             f"reward.steps is {config.steps}, and {config.model} is no process reward model, which "
             "alone scores steps; remove it"
         )
-    return RewardModel(config.model)
+    return Verifier(config.model) if kind == questions.KIND else RewardModel(config.model)
 
 
 class RewardModel:
@@ -139,6 +140,38 @@ class ProcessRewardModel:
         row = StepsRow(prompt_of(item), said, [1.0] * len(said), where="a completion")
         found = self._judge.judged(row, 0, [])
         return None if isinstance(found, Dropped) else found.examples[0]
+
+
+class Verifier:
+    """A generative verifier from its folder: how probably it answers that a completion is right."""
+
+    def __init__(self, path: str):
+        self._model, params = hub.load_model(path)
+        self._params = {"model": params}
+        self._tokenizer = tokenizers.load_tokenizer(path)
+        self._question = questions.from_note(hub.note_of(path), self._tokenizer, path)
+        self._answers = self._question.answer_ids(self._tokenizer)
+        self._score = make_score(self._model, self._difference)
+
+    def __call__(self, items: Sequence[rewards.Item]) -> np.ndarray:
+        """[n], NaN for a question that the model has no room for."""
+        said = np.array([bool(item.completion.strip()) for item in items])
+        found, lengths = self._score(self._params, [self.tokens_of(item) for item in items])
+        right = np.where(said, sigmoid(np.asarray(found, np.float64)), 0.0)
+        return np.where(lengths > 0, right, np.nan)
+
+    def unit(self, score: float) -> float:
+        """It is a probability."""
+        return score
+
+    def tokens_of(self, item: rewards.Item) -> list[int]:
+        """The question, up to its answer."""
+        return self._question.tokens(self._tokenizer, prompt_of(item), item.completion)
+
+    def _difference(self, params: Params, hidden: Array, lengths: Array) -> Array:
+        """[B]: l_yes − l_no of the token after the question."""
+        logits = self._model.unembed(params["model"], at_end(hidden, lengths))
+        return logits[:, self._answers[0]] - logits[:, self._answers[1]]
 
 
 def prompt_of(item: rewards.Item) -> str | list:

@@ -31,8 +31,9 @@ class RewardConfig:
     parts: tuple[Part, ...] = option((), "more rewards, each with a weight: format, length, ...")
     model: str | None = option(
         None,
-        "folder or hub id of a reward model or process reward model; without a function its score "
-        "is the reward, with one model_weight times its score between 0 and 1 is added",
+        "folder or hub id of a reward model, process reward model or generative verifier; without "
+        "a function its score is the reward, with one model_weight times its score between 0 and 1 "
+        "is added",
     )
     model_weight: float = option(
         1.0, "weight of the reward model; with a function below the gap of its scores", above=0
