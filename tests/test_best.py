@@ -15,7 +15,8 @@ from jaxpost import __main__ as cli
 from jaxpost import hub, optimizers, rewards, rollout, selection
 from jaxpost.commands import best, models, reject
 from jaxpost.commands.candidates import judging
-from jaxpost.data import formats, preference_rows, prompts, rows, sources, tokenizers
+from jaxpost.data import formats, preference_rows, prompts, questions, rows, sources, tokenizers
+from jaxpost.hub import notes
 from jaxpost.recipes import judge, setup, sft
 from jaxpost.rewards import answers, resolve
 
@@ -452,20 +453,23 @@ def test_what_is_wrong_is_said(arguments, code, said, here, capsys):
 
 @pytest.fixture(scope="module")
 def scoring(folder):
-    """A reward model and a process reward model."""
+    """A reward model, a process reward model and a generative verifier."""
     files = tokenizers.byte_tokenizer()
     size = tokenizers.load_tokenizer_from_files(files).vocab_size
     model, params = hub.init_model({"vocab_size": size, **TINY}, jax.random.key(5), files=files)
     head = {"weight": jax.random.normal(jax.random.key(6), (TINY["hidden_size"],))}
     hub.save_reward_model(folder / "rm", model, params, head)
     hub.save_process_reward_model(folder / "prm", model, params, head | {"bias": jnp.zeros(())})
+    asked = questions.Question("{prompt} {completion}", as_chat=False)
+    note = asked.note(tokenizers.load_tokenizer_from_files(files))
+    hub.save_model(folder / "gv", notes.with_note(model, **note), params)
     return folder
 
 
 STEPS = ["one\ntwo\nthree", "one\nfour", "five", "six\nseven"]
 
 
-@pytest.mark.parametrize("scorer", ["rm", "prm"])
+@pytest.mark.parametrize("scorer", ["rm", "prm", "gv"])
 def test_a_model_of_rewards_chooses(scorer, scoring, here, capsys):
     """The best of 4 is the one with the highest score; of process rewards as `steps` says."""
     write("own4.jsonl", [{"prompt": "0 is", "completions": STEPS, "number": 0}])
@@ -484,7 +488,9 @@ def test_a_model_of_rewards_chooses(scorer, scoring, here, capsys):
         assert found["best/reward@4"] == pytest.approx(sum(map(ord, top)) % 5 / 4)
         assert found["best/score@4"] == pytest.approx(np.max(scores), rel=1e-5)
         assert found["best/score@1"] == pytest.approx(np.mean(scores), rel=1e-5)
-        assert "best/weighted@4" in found
+        weights = 0.5 + 0.5 * np.tanh(0.5 * scores) if scorer == "rm" else scores
+        votes = np.bincount([0, 0, 1, 2], weights)  # o, o, f, s; of the two only one is right
+        assert found["best/weighted@4"] == (0.5 if np.argmax(votes) == 0 else 0.0)
         chosen[how] = found["best/score@1"]
     assert len(set(chosen.values())) == len(chosen)
 

@@ -7,10 +7,10 @@ N completions of each prompt; or a file of completions from any tool: rows of pr
 (a list of texts or messages), of the prompts in DATA. DATA is a file, folder or glob of prompts as
 for training; what --reward needs is in its columns.
 
---reward and --scorer are functions, module:name or file.py:name, or folders of reward models or
-process reward models. key=value pairs set keys as in a configuration: of `data`, `reward`,
-`scorer`, `rollout` and `seed`; scorer.steps=product for instance, or scorer.function and
-scorer.model for a sum of both. Of a run they start from its own.
+--reward and --scorer are functions, module:name or file.py:name, or folders of reward models,
+process reward models or generative verifiers. key=value pairs set keys as in a configuration: of
+`data`, `reward`, `scorer`, `rollout` and `seed`; scorer.steps=product for instance, or
+scorer.function and scorer.model for a sum of both. Of a run they start from its own.
 
 Completion s of row p of DATA depends on the seed, p and s alone. With --samples FILE completions,
 rewards and scores are kept as they come, and the same command goes on where it was stopped; FILE
