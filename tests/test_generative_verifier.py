@@ -57,7 +57,7 @@ def write(path, rows) -> None:
 
 def config_of(folder, run, *, train="train", asked=None, **changes):
     given = {
-        "model": setup.ModelConfig(fresh=TINY, tokenizer="bytes"),
+        "model": setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none"),
         "data": preferences.QuestionConfig(
             train=str(folder / f"{train}.jsonl"),
             eval=str(folder / "held_out.jsonl"),
@@ -178,10 +178,10 @@ class Update:
         self.gradient = jax.tree.map(jnp.subtract, policy.params, state.params)
 
 
-@pytest.mark.parametrize("loss", ["nll", "bce"])
+@pytest.mark.parametrize("loss", ["nll", pytest.param("bce", marks=pytest.mark.slow)])
 def test_microbatches_and_packing_do_not_change_an_update(loss, data, tmp_path):
     """Loss and gradient in 1 and 4 parts, and the loss by the logits of each row on its own."""
-    model = setup.ModelConfig(fresh=TINY, tokenizer="bytes")
+    model = setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none")
     policy = setup.load_policy(model, jax.random.key(0))
     first, other = (
         Update(config_of(data, tmp_path, loss=loss, batch_size=8, microbatches=n), policy)
@@ -223,7 +223,7 @@ def test_of_a_pair_the_chosen_is_right(data, tmp_path):
 
 @pytest.fixture(scope="module")
 def learnt(data, tmp_path_factory):
-    config = config_of(data, tmp_path_factory.mktemp("learnt") / "run", microbatches=2, steps=40)
+    config = config_of(data, tmp_path_factory.mktemp("learnt") / "run", steps=40)
     assert generative_verifier.train(config) == 0
     return config
 
@@ -269,6 +269,7 @@ def test_the_folder_answers_as_training_measured_it(learnt, data, capsys):
     assert np.isnan(values[3])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_was_not_stopped(learnt, tmp_path):
     """Ended after 20 updates, then asked for 40."""
     for steps in (20, 40):
@@ -277,6 +278,23 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(learnt, tmp_path):
     done = [Path(c.run) / "model" / "model.safetensors" for c in (learnt, parts)]
     assert done[0].read_bytes() == done[1].read_bytes()
     assert logged(learnt.run, "loss") == logged(parts.run, "loss")
+
+
+def test_the_position_in_the_data_is_that_of_the_same_questions(data, tmp_path):
+    """As JSON keeps it; other answers are other data."""
+    batching = preferences.Batching(16, seed=3)
+
+    def stream(**asked):
+        config = config_of(data, tmp_path, asked={**ASKED, **asked})
+        return contextlib.closing(preferences.questions(config.data, BYTES, batching))
+
+    with stream() as first, stream() as again, stream(answers=("Y", "N")) as other:
+        next(first)
+        state = json.loads(json.dumps(first.get_state()))
+        again.set_state(state)
+        np.testing.assert_array_equal(next(again)[0].inputs, next(first)[0].inputs)
+        with pytest.raises(ValueError, match="answers was"):
+            other.set_state(state)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ A step is one of nine letters, several times; it is right if the letter is lower
 import contextlib
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny import TINY, logged, records
+from tiny import TINY, records
 
 from jaxpost import __main__ as cli
 from jaxpost import checkpoint, hub, losses, optimizers, rewards, train_step
@@ -52,7 +53,7 @@ def write(path, rows) -> None:
 
 def config_of(folder, run, *, train="train", batch_size=16, **changes):
     given = {
-        "model": setup.ModelConfig(fresh=TINY, tokenizer="bytes"),
+        "model": setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none"),
         "data": preferences.StepConfig(
             train=str(folder / f"{train}.jsonl"), eval=str(folder / "held_out.jsonl"), max_length=32
         ),
@@ -112,7 +113,7 @@ def test_measures_of_solutions_by_hand():
 
 @pytest.fixture(scope="module")
 def policy():
-    fresh = setup.ModelConfig(fresh=TINY, tokenizer="bytes")
+    fresh = setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none")
     return setup.load_policy(fresh, jax.random.key(0))
 
 
@@ -190,7 +191,7 @@ def test_a_step_without_a_label_is_read_and_not_judged(data, policy, tmp_path):
 
 @pytest.fixture(scope="module")
 def learnt(data, tmp_path_factory):
-    config = config_of(data, tmp_path_factory.mktemp("learnt") / "run", microbatches=2, steps=60)
+    config = config_of(data, tmp_path_factory.mktemp("learnt") / "run", steps=60)
     assert process_reward_model.train(config) == 0
     return config
 
@@ -231,15 +232,19 @@ def test_the_folder_scores_steps_as_training_measured_them(learnt, data, capsys)
 
 
 def test_a_resumed_run_is_the_run_that_was_not_stopped(learnt, tmp_path):
-    """Ended after 30 updates, then asked for 60."""
-    for steps in (30, 60):
-        parts = dataclasses.replace(learnt, run=str(tmp_path / "parts"), steps=steps)
-        assert process_reward_model.train(parts) == 0
-    done = [Path(c.run) / "model" / "model.safetensors" for c in (learnt, parts)]
+    """As if it had been killed before the checkpoint of its last update."""
+    again = dataclasses.replace(learnt, run=str(tmp_path / "run"))
+    shutil.copytree(learnt.run, again.run)
+    shutil.rmtree(f"{again.run}/checkpoints/step_00000060")
+    for name in ("finished.json", "model/model.safetensors"):
+        Path(again.run, name).unlink()
+    assert process_reward_model.train(again) == 0
+    done = [Path(c.run) / "model" / "model.safetensors" for c in (learnt, again)]
     assert done[0].read_bytes() == done[1].read_bytes()
-    assert logged(learnt.run, "loss") == logged(parts.run, "loss")
+    assert records(learnt.run) == records(again.run)
 
 
+@pytest.mark.slow
 def test_adapters_are_folded_into_the_folder(data, tmp_path):
     """Of LoRA adapters and a head: the folder's measures are those of the run."""
     lora = setup.LoRAConfig(rank=2, targets=("q_proj",))
