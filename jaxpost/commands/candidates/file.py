@@ -12,9 +12,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -54,23 +54,64 @@ def opened(
     if options.samples is None:
         yield {}, lambda new: None
         return
-    path, settings = Path(options.samples).expanduser(), settings_of(source)
-    with holding(path) as file:
-        found = read(path, file, source, settings)
-        if found:
-            print(f"{path}: {len(found)} of {len(source.asked)} prompts are there", file=sys.stderr)
+    path = Path(options.samples).expanduser()
+    way_out = f"to judge its completions anew, give {path} in MODEL's place"
+    kind = Kind(settings_of(source), check_lists, "row of judged completions", way_out)
+    with continued(path, source.asked, kind) as (rows, write):
+        found = {row["row"]: candidates_of(asked, row) for asked, row in rows}
+        yield found, lambda new: write([(one.asked, row_of(one)) for one in new])
 
-        def add(new: Sequence[Candidates]) -> None:
-            lines = [json.dumps(row_of(one, settings), ensure_ascii=False) for one in new]
+
+class Kind(NamedTuple):
+    """Lines of a file.
+
+    Attributes:
+      settings: what they depend on.
+      check: raises ValueError, KeyError or TypeError for a line that is none.
+      name: what a line is.
+      way_out: what else one may do with a file of other settings.
+    """
+
+    settings: Mapping[str, Any]
+    check: Callable[[Mapping[str, Any]], None]
+    name: str
+    way_out: str
+
+
+Write = Callable[[Sequence[tuple[Asked, Mapping[str, Any]]]], None]
+
+
+@contextlib.contextmanager
+def continued(
+    path: Path, asked: Sequence[Asked], kind: Kind
+) -> Iterator[tuple[list[tuple[Asked, dict[str, Any]]], Write]]:
+    """The lines of rows that are asked, and what writes further ones.
+
+    Raises:
+      RunError: the file is of other settings or data, or is no such file.
+    """
+    with holding(path) as file:
+        found = read(path, file, asked, kind)
+        if found:
+            print(f"{path}: {len(found)} of {len(asked)} prompts are there", file=sys.stderr)
+
+        def write(rows: Sequence[tuple[Asked, Mapping[str, Any]]]) -> None:
+            lines = [json.dumps(line_of(*each, kind), ensure_ascii=False) for each in rows]
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
 
         try:
-            yield found, add
+            yield found, write
         except KeyboardInterrupt:
             print(f"\n{path} keeps what is done; the same command goes on", file=sys.stderr)
             raise
+
+
+def line_of(asked: Asked, row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """A line: of which row of DATA, what there is of it, and what that depends on."""
+    first = {"row": asked.prompt.row, "where": asked.row.where, "prompt": asked.row.prompt}
+    return {**first, **row, "digest": digest_of(asked), "settings": kind.settings}
 
 
 @contextlib.contextmanager
@@ -79,7 +120,7 @@ def holding(path: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("a+b")
     except OSError as error:
-        raise runs.RunError(f"--samples {path}: {error.strerror}") from error
+        raise runs.RunError(f"{path}: {error.strerror}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,19 +159,18 @@ def judge_of(config: rewards.RewardConfig | None) -> Any:
 
 
 def read(
-    path: Path, file: BinaryIO, source: Source, settings: Mapping[str, Any]
-) -> dict[int, Candidates]:
+    path: Path, file: BinaryIO, asked: Sequence[Asked], kind: Kind
+) -> list[tuple[Asked, dict[str, Any]]]:
     """What the file has of the prompts that are asked. Raises RunError."""
     file.seek(0)
     lines = file.read().split(b"\n")
     cut = lines.pop()
     if not (cut.startswith(BEGINNING) or BEGINNING.startswith(cut)):
         lines.append(cut)  # it is none of ours, which is said below
-    asked = {one.prompt.row: one for one in source.asked}
-    found = {}
+    known, found = {one.prompt.row: one for one in asked}, []
     for number, line in enumerate(lines, 1):
-        row = checked(f"{path}:{number}", path, line, settings)
-        one = asked.get(row["row"])
+        row = checked(f"{path}:{number}", path, line, kind)
+        one = known.get(row["row"])
         if one is None:
             continue
         if row["digest"] != digest_of(one):
@@ -138,47 +178,47 @@ def read(
                 f"{path}:{number}: row {row['row']} of DATA was another ({one.row.where} now); put "
                 "the data back, or name another file"
             )
-        found[row["row"]] = candidates_of(one, row)
+        found.append((one, row))
     file.truncate(sum(len(line) + 1 for line in lines))  # what a kill cut short goes
     return found
 
 
-def checked(where: str, path: Path, line: bytes, settings: Mapping[str, Any]) -> dict[str, Any]:
+def checked(where: str, path: Path, line: bytes, kind: Kind) -> dict[str, Any]:
     """A line's row. Raises RunError if it is none, or was drawn or judged otherwise."""
     try:
         row = json.loads(line)
         old = row["settings"]
-        count = len(row["completions"])
-        if {len(row[name]) for name in ("cut", "rewards", "scores", "reasons")} != {count}:
-            raise ValueError("lists of other lengths")
+        kind.check(row)
         row |= {"row": int(row["row"]), "digest": str(row["digest"])}
     except (ValueError, KeyError, TypeError) as error:
         raise runs.RunError(
-            f"{where} is no row of judged completions; name another file, or move this one away"
+            f"{where} is no {kind.name}; name another file, or move this one away"
         ) from error
-    changes = runs.config_changes(old, settings)
+    changes = runs.config_changes(old, kind.settings)
     if changes:
         said = "\n  ".join(map(str, changes))
         raise runs.RunError(
             f"{path} was made with other settings:\n  {said}\nPut them back, or name another file; "
-            f"to judge its completions anew, give {path} in MODEL's place"
+            f"{kind.way_out}"
         )
     return row
 
 
-def row_of(one: Candidates, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The row that is kept of a prompt, which `data.completions` reads too."""
+def check_lists(row: Mapping[str, Any]) -> None:
+    """Refuses a row whose completions have not one of everything."""
+    names = ("cut", "rewards", "scores", "reasons")
+    if {len(row[name]) for name in names} != {len(row["completions"])}:
+        raise ValueError("lists of other lengths")
+
+
+def row_of(one: Candidates) -> dict[str, Any]:
+    """What is kept of a prompt, which `data.completions` reads too."""
     return {
-        "row": one.asked.prompt.row,
-        "where": one.asked.row.where,
-        "prompt": one.asked.row.prompt,
         "completions": list(one.texts),
         "cut": list(one.cut),
         "rewards": plain(one.rewards),
         "scores": plain(one.scores),
         "reasons": list(one.reasons),
-        "digest": digest_of(one.asked),
-        "settings": settings,
     }
 
 
