@@ -26,6 +26,7 @@ VERBS = {
     "best": "best of n, pass@n and votes among a model's completions, by any scorer",
     "reject": "rejection sampling: the completions that pass, as rows to fine-tune on",
     "pairs": "sessions of an agent, or answers in steps, to preference pairs or labels of steps",
+    "label": "labels of a solution's steps, from completions that a model begins after each",
 }
 DONE, ERROR, USAGE, RESUMABLE, INTERRUPTED = 0, 1, 2, 75, 130
 HELP = """usage: jaxpost VERB ...

@@ -1,6 +1,6 @@
 """What each verb takes on its command line; `--help` needs no more than this, and no JAX."""
 
-from jaxpost.commands import choosing_usage, pairs_usage
+from jaxpost.commands import choosing_usage, label_usage, pairs_usage
 from jaxpost.commands.arguments import Parser, add_model_options, dtype_option, within
 
 SAMPLE = """Writes a model's completion of each prompt as it comes, or talks with you.
@@ -164,6 +164,7 @@ PARSERS = {
     "inspect": inspect,
     "convert": convert,
     "pairs": pairs_usage.parser,
+    "label": label_usage.parser,
     "best": choosing_usage.best,
     "reject": choosing_usage.reject,
 }
