@@ -159,17 +159,19 @@ def test_the_loss_of_a_batch_by_hand():
     np.testing.assert_allclose(sums["margin"], 1.0, rtol=1e-6)
 
 
+def rows_of(config, policy):
+    """The first batch."""
+    how = {"read": preferences.questions, "once": True}
+    with contextlib.closing(pairwise.data(config, BYTES, policy.model, **how)) as data:
+        return next(data)[0]
+
+
 class Update:
     """A first update."""
 
     def __init__(self, config, policy):
         answers = generative_verifier.answers_of(config, policy.tokenizer)
-        data = pairwise.data(
-            config, policy.tokenizer, policy.model, read=preferences.questions, once=True
-        )
-        with contextlib.closing(data):
-            self.rows, _ = next(data)
-        batch = verdicts.make_batch(self.rows)
+        batch = verdicts.make_batch(rows_of(config, policy))
         _, batch = experience.laid_out(batch, config.microbatches, policy.model)
         objective = generative_verifier.make_objective(config, policy.model, answers)
         step = setup.make_update(config, objective, optax.sgd(1.0), None)
@@ -178,11 +180,50 @@ class Update:
         self.gradient = jax.tree.map(jnp.subtract, policy.params, state.params)
 
 
-@pytest.mark.parametrize("loss", ["nll", pytest.param("bce", marks=pytest.mark.slow)])
-def test_microbatches_and_packing_do_not_change_an_update(loss, data, tmp_path):
-    """Loss and gradient in 1 and 4 parts, and the loss by the logits of each row on its own."""
-    model = setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none")
-    policy = setup.load_policy(model, jax.random.key(0))
+@pytest.fixture(scope="module")
+def policy():
+    fresh = setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none")
+    return setup.load_policy(fresh, jax.random.key(0))
+
+
+def test_the_loss_is_that_of_the_logits_after_the_question(data, policy, tmp_path):
+    """Packed, against each row read as it stands: of the whole vocabulary and of two tokens."""
+    config = config_of(data, tmp_path, batch_size=8)
+    rows, answers = rows_of(config, policy), generative_verifier.answers_of(config, BYTES)
+    order, batch = experience.laid_out(verdicts.make_batch(rows), 1, policy.model)
+    judges = {
+        loss: generative_verifier.make_judge(
+            dataclasses.replace(config, loss=loss), policy.model, answers
+        )
+        for loss in ("nll", "bce")
+    }
+
+    @jax.jit
+    def found(params):
+        whole = jax.tree.map(lambda x: x[0], train_step.split(batch, 1))
+        hidden = policy.model.apply(params, rows.inputs, rows.segment_ids, None, None)
+        judged = {loss: judge(params, whole) for loss, judge in judges.items()}
+        return judged, policy.model.unembed(params, hidden)
+
+    judged, logits = found(policy.params)
+    every = np.asarray(logits)[rows.step_mask]
+    right = rows.labels[rows.step_mask] == 1
+    for loss, kept, chosen in (
+        ("nll", every, np.where(right, *answers)),
+        ("bce", every[:, list(answers)], np.where(right, 0, 1)),
+    ):
+        expected = -np.asarray(jax.nn.log_softmax(kept))[range(8), chosen]
+        own = np.asarray(judged[loss].losses)[np.argsort(order)]
+        np.testing.assert_allclose(own[rows.step_mask], expected, rtol=1e-4)
+        assert not own[~rows.step_mask].any()
+        z = np.asarray(judged[loss].logits)[np.argsort(order)][rows.step_mask]
+        np.testing.assert_allclose(z, every[:, answers[0]] - every[:, answers[1]], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["nll", "bce"])
+def test_microbatches_do_not_change_an_update(loss, data, policy, tmp_path):
+    """Loss and gradient in 1 and 4 parts."""
     first, other = (
         Update(config_of(data, tmp_path, loss=loss, batch_size=8, microbatches=n), policy)
         for n in (1, 4)
@@ -190,19 +231,6 @@ def test_microbatches_and_packing_do_not_change_an_update(loss, data, tmp_path):
     np.testing.assert_allclose(other.sums["loss"], first.sums["loss"], rtol=1e-5)
     norm = optax.tree.norm(jax.tree.map(jnp.subtract, other.gradient, first.gradient))
     assert norm < 1e-5 * optax.tree.norm(first.gradient)
-    rows, answers = first.rows, [BYTES.encode(said)[0] for said in "YN"]
-
-    @jax.jit
-    def logits(params):
-        hidden = policy.model.apply(params, rows.inputs, rows.segment_ids, None, None)
-        return policy.model.unembed(params, hidden)
-
-    every = np.asarray(logits(policy.params))[rows.step_mask]
-    if loss == "bce":
-        every, answers = every[:, answers], [0, 1]
-    chosen = np.where(rows.labels[rows.step_mask] == 1, *answers)
-    expected = -np.asarray(jax.nn.log_softmax(every))[range(8), chosen]
-    np.testing.assert_allclose(first.sums["loss"], np.mean(expected), rtol=1e-5)
 
 
 def test_of_a_pair_the_chosen_is_right(data, tmp_path):

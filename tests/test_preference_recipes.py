@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tiny import TINY, logged, records
 
+from jaxpost import __main__ as cli
 from jaxpost import checkpoint, hub, optimizers, rollout
 from jaxpost.data import chat, preferences, rows, sources, tokenizers
 from jaxpost.recipes import dpo, reward_model, setup, sft
@@ -75,8 +76,11 @@ def config_of(recipe, run, data, *, rate=3e-3, steps=30, batch_size=16, start=No
     )
 
 
-def test_a_reward_model_tells_held_out_pairs_apart(data, tmp_path):
-    """Accuracy from 0 (all rewards are 0, which is no preference) to at least 95 %."""
+def test_a_reward_model_tells_held_out_pairs_apart(data, tmp_path, capsys):
+    """Accuracy from 0 (all rewards are 0, which is no preference) to at least 95 %.
+
+    `jaxpost eval` of the folder says the same.
+    """
     config = config_of(reward_model, tmp_path / "run", data, microbatches=2, centering=0.01)
     assert reward_model.train(config) == 0
     first, last = logged(config.run, "eval/accuracy")
@@ -86,6 +90,12 @@ def test_a_reward_model_tells_held_out_pairs_apart(data, tmp_path):
     model, _, head = hub.load_reward_model(Path(config.run) / "model")
     assert head["weight"].shape == (32,)
     assert model.config.layers == 2
+    capsys.readouterr()
+    held_out = str(data / "held_out.jsonl")
+    assert cli.main(["eval", f"{config.run}/model", held_out, "--rows", "16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["eval/accuracy"] >= 0.95
+    assert found.keys() == {n for n in records(config.run)[0] if n.startswith("eval/")}
 
 
 def lower_case(folder) -> float:
