@@ -122,7 +122,7 @@ follow() {
 
 stop() {
   running && kill -TERM "$(cat pid.txt)"
-  while running; do sleep 1; done
+  while running; do sleep 0.2; done
   echo "$ME: $(state)"
 }
 

@@ -96,7 +96,8 @@ while :; do
           sleep "$POLL_SECONDS"
           ;;
         idle)
-          if is_up; then troubles=0; else again 5 "it could not be set up"; fi
+          is_up || true
+          again 5 "it was not running"
           ;;
         stopped* | killed*)
           [[ $RUN != killed* ]] || killed=$((killed + 1))
