@@ -298,14 +298,24 @@ def test_the_folder_answers_as_training_measured_it(learnt, data, capsys):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_run_that_was_not_stopped(learnt, tmp_path):
-    """Ended after 20 updates, then asked for 40."""
-    for steps in (20, 40):
-        parts = dataclasses.replace(learnt, run=str(tmp_path / "parts"), steps=steps)
+def test_a_resumed_run_of_adapters_is_the_run_that_was_not_stopped(data, tmp_path, capsys):
+    """Ended after 4 updates, then asked for 8; eval reads run and folder alike, and the note."""
+    lora = setup.LoRAConfig(rank=2, targets=("q_proj", "down_proj"))
+    model = setup.ModelConfig(fresh=TINY, tokenizer="bytes", remat="none", lora=lora)
+    straight = config_of(data, tmp_path / "straight", model=model, steps=8)
+    assert generative_verifier.train(straight) == 0
+    for steps in (4, 8):
+        parts = dataclasses.replace(straight, run=str(tmp_path / "parts"), steps=steps)
         assert generative_verifier.train(parts) == 0
-    done = [Path(c.run) / "model" / "model.safetensors" for c in (learnt, parts)]
+    done = [Path(c.run) / "model" / "model.safetensors" for c in (straight, parts)]
     assert done[0].read_bytes() == done[1].read_bytes()
-    assert logged(learnt.run, "loss") == logged(parts.run, "loss")
+    assert logged(straight.run, "loss") == logged(parts.run, "loss")
+    capsys.readouterr()
+    for path in (parts.run, f"{parts.run}/model"):
+        assert cli.main(["eval", path, str(data / "held_out.jsonl"), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        for name, value in held_out(parts)[-1].items():
+            assert found[name] == pytest.approx(value, abs=1e-5), name
 
 
 def test_the_position_in_the_data_is_that_of_the_same_questions(data, tmp_path):
@@ -330,7 +340,7 @@ def test_the_position_in_the_data_is_that_of_the_same_questions(data, tmp_path):
     [
         ({"question": "{prompt}"}, r"has no \{completion\} in it"),
         ({"answers": ("YES", "YES")}, "two different texts"),
-        ({"answers": ("YES",)}, "in quotes"),
+        ({"answers": ("YES",)}, "two different texts"),
     ],
 )
 def test_questions_that_cannot_be_asked_are_refused(asked, told, data, tmp_path):

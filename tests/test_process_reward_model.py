@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny import TINY, records
+from tiny import TINY, logged, records
 
 from jaxpost import __main__ as cli
 from jaxpost import checkpoint, hub, losses, optimizers, rewards, train_step
@@ -245,7 +245,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(learnt, tmp_path):
 
 
 @pytest.mark.slow
-def test_adapters_are_folded_into_the_folder(data, tmp_path):
+def test_adapters_are_folded_into_the_folder(data, tmp_path, capsys):
     """Of LoRA adapters and a head: the folder's measures are those of the run."""
     lora = setup.LoRAConfig(rank=2, targets=("q_proj",))
     model = setup.ModelConfig(fresh=TINY, tokenizer="bytes", lora=lora)
@@ -255,6 +255,12 @@ def test_adapters_are_folded_into_the_folder(data, tmp_path):
     assert found.config.lora is None
     assert float(jnp.abs(head["weight"]).max()) > 0
     assert hub.step_separator(Path(config.run) / "model") == "\n"
+    capsys.readouterr()
+    measured = []
+    for path in (config.run, f"{config.run}/model"):
+        assert cli.main(["eval", path, str(data / "held_out.jsonl"), "--json"]) == 0
+        measured.append(json.loads(capsys.readouterr().out)["eval/loss"])
+    np.testing.assert_allclose(measured, logged(config.run, "eval/loss")[-1], rtol=1e-5)
 
 
 def test_what_does_nothing_and_what_cannot_be_written_is_refused(data, learnt, tmp_path, capsys):

@@ -105,7 +105,7 @@ class QuestionConfig(PreferenceConfig):
         questions.QUESTION, "what is asked, with {prompt} and {completion} in their places"
     )
     answers: tuple[str, ...] = option(
-        questions.ANSWERS, "for right and wrong, in quotes; of each the first token is read"
+        questions.ANSWERS, "for right and wrong; of each the first token is read"
     )
 
     def __post_init__(self):

@@ -13,7 +13,7 @@ folder is that of a language model, whose `config.json` says what is asked and w
 Departures: 1. only the first token of an answer is trained; 2. the middle of a long solution is not
 cut out: a question that has no room is dropped.
 
-    jaxpost train configs/generative_verifier_....yaml
+    jaxpost train CONFIG.yaml
 """
 
 import contextlib

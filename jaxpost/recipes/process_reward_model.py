@@ -9,7 +9,7 @@ a step whose label is null is read, and not judged.
 Departures: 1. the two classes of TRL's head are one logit, their difference, which is the same
 distribution; the exported head has two; 2. head and bias begin at 0.
 
-    jaxpost train configs/process_reward_model_....yaml
+    jaxpost train CONFIG.yaml
 """
 
 import contextlib
