@@ -46,7 +46,7 @@ class Question:
             raise ValueError(f"the question has no {' and no '.join(missing)} in it")
         if len(self.answers) != 2 or len({*self.answers}) != 2 or not all(self.answers):
             raise ValueError(
-                f"the answers are {list(self.answers)}; give two different texts, for right and for "
+                f"the answers are {list(self.answers)}; give two different texts, for right and "
                 "wrong"
             )
 
