@@ -136,9 +136,9 @@ def print_metrics(metrics: dict[str, float], as_json: bool) -> None:
     shown = table.Table("measure", "value")
     shown.columns[1].justify = "right"
     for name, value in metrics.items():
-        if "missing" in name:
+        if "missing" in name or name.endswith("/places"):
             shown.add_row(name.removeprefix("eval/"), f"{value:.0f}")
             continue
-        share = name.endswith(("accuracy", "match", "ratio")) or "pass@" in name
+        share = name.endswith(("accuracy", "match", "ratio", "majority", "/f1")) or "pass@" in name
         shown.add_row(name.removeprefix("eval/"), f"{value:.2%}" if share else f"{value:.4f}")
     console.Console().print(shown)
