@@ -28,6 +28,7 @@ LAYOUTS = {
     "hosts": {"ACCELERATOR_TYPE": "v5litepod-16", "WORKERS": "4"},
     "slices": {"ACCELERATOR_TYPE": "v5litepod-16", "WORKERS": "4", "NUM_SLICES": "2"},
 }
+NOTE = "# the next line once for every host it counts; --workers N says how many\n"
 CAPACITIES = {"on demand": {}, "spot": {"SPOT": "1"}, "queued": {"QUEUED": "1", "SPOT": "1"}}
 ARGUMENTS = {
     "create": ["--", "--network=my net"],
@@ -471,6 +472,26 @@ def test_gke_goes_through_xpk(place):
 def quoted(*words: str) -> str:
     script = f'. "{SCRIPTS}/calls.sh"; quoted "$@"'
     return subprocess.check_output(["bash", "-c", script, "bash", *words], text=True).rstrip("\n")
+
+
+def test_the_commands_of_the_readme_are_understood(place):
+    blocks = (HERE.parent / "README.md").read_text().split("```bash\n")[1:]
+    blocks = [block.partition("```")[0] for block in blocks]
+    blocks = [block for block in blocks if "tpu_scripts/" in block]
+    (place.folder / "tpu_scripts").symlink_to(place.scripts)
+    for name in ("my_run.yaml", "my_data.jsonl"):
+        (place.folder / name).touch()
+    assert len(blocks) == 3
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-e", "-c", block],
+            env=place.environment | {"DRY_RUN": "1"},
+            cwd=place.folder,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr.replace(NOTE, "")) == (0, "")
+    assert place.calls() == []
 
 
 def test_quoting_is_undone_by_a_shell():

@@ -65,9 +65,8 @@ push() { # BUCKET
   exec 9>push.lock
   flock 9
   rm -rf runs.copy
-  cp -al runs runs.copy || return 1
-  "${copy[@]}" runs.copy "$1" &&
-    "${copy[@]}" --delete-unmatched-destination-objects runs.copy "$1"
+  cp -al runs runs.copy && "${copy[@]}" runs.copy "$1" &&
+    "${copy[@]}" --delete-unmatched-destination-objects runs.copy "$1" && rm -rf runs.copy
 }
 
 run() { # BUCKET COMMAND...
