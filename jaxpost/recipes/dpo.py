@@ -16,8 +16,10 @@ with weights (MPO, arXiv 2411.10442), as {dpo: 0.8, bco_pair: 0.2, nll: 1.0}:
     DiscoPOP             discopop
 
 The reference is data: its sums over the completions are computed once, by the policy as it starts,
-before the first update, and kept in a file (`reference.Cache`); no second model is held. Both sides
-of a pair are branches of one tree, whose prompt is read once (`compact`).
+before the first update, and kept in a file (`reference.Cache`); no second model is held. Where
+`reference_update` lets it follow the policy (TR-DPO, arXiv 2404.09656), a copy is held, which
+computes them for each update (`moving_reference`). Both sides of a pair are branches of one tree,
+whose prompt is read once (`compact`).
 
 Departures: 1. every completion's log-probability leaves out what both sides share, so that losses
 which are not of the difference alone agree about it; 2. an update's loss is the mean over its
@@ -29,9 +31,7 @@ pairs, in all microbatches.
 import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -42,15 +42,22 @@ from jaxpost import batch as batches
 from jaxpost import optimizers, train_step
 from jaxpost.batch import PreferenceBatch
 from jaxpost.data import preferences
-from jaxpost.data.preferences import PreferenceReport
 from jaxpost.models.model import Model
 from jaxpost.options import option
-from jaxpost.recipes import course, experience, pair_losses, pairwise, reference, setup
+from jaxpost.recipes import (
+    course,
+    experience,
+    moving_reference,
+    pair_losses,
+    pair_reference,
+    pairwise,
+    setup,
+)
 from jaxpost.typing import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pair_losses.LossConfig, reference.ReferenceConfig, pairwise.RunConfig):
+class Config(pair_losses.LossConfig, moving_reference.ReferenceConfig, pairwise.RunConfig):
     """Direct preference optimisation on pairs."""
 
     model: setup.ModelConfig = option(help="the policy to train")
@@ -62,8 +69,8 @@ class Config(pair_losses.LossConfig, reference.ReferenceConfig, pairwise.RunConf
 
     def __post_init__(self):
         self.check_run(self.batch_size, self.optimizer)
-        own = {"reference": self.reference, "reference_cache": self.reference_cache}
-        self.check_losses(self.microbatches, {key: own[key] is not None for key in own})
+        self.check_losses(self.microbatches, self.of_reference())
+        self.check_reference(self.model, self.steps)
 
 
 class Batch(NamedTuple):
@@ -86,12 +93,7 @@ def make_objective(config: Config, model: Model) -> train_step.Objective:
     """`(params, batch) -> (loss, metrics)`, sums over the pairs given."""
 
     def objective(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        sums = pairwise.sums(model, params, batch)
-        sides = pair_losses.Sides(
-            *pairwise.two(sums),
-            *pairwise.two(batch.ref_logps),
-            *pairwise.two(jnp.sum(batch.completion_mask, axis=1)),
-        )
+        sides = pair_losses.sides(batch, pairwise.sums(model, params, batch))
         weights = pairwise.two(batch.loss_weights)[0]
         loss = jnp.sum(weights * pair_losses.pair_loss(config, sides))
         return loss, jax.lax.stop_gradient(pair_losses.measures(config, sides, weights))
@@ -112,81 +114,39 @@ def make_batch(config: Config, pairs: PreferenceBatch, ref_logps: np.ndarray) ->
     )
 
 
-# The reference ----------------------------------------------------------------------------------
-
-
-def make_reference(
-    config: Config, policy: setup.Policy, folder: Path
-) -> Callable[[PreferenceReport], np.ndarray]:
-    """`report of a batch -> [2B]`, of all pairs that training and evaluation will ask for.
-
-    They are scored now, while the policy is still as it starts (or by `config.reference`, which is
-    let go of then), unless the file has them.
-    """
-    if not config.measured():
-        return lambda report: np.zeros(2 * len(report.digests), np.float32)
-    cache, score = reference.opened(
-        config, policy, folder, functools.partial(make_score, config), config.length_weight
-    )
-    open_data = functools.partial(pairwise.data, config, policy.tokenizer, policy.model)
-    with contextlib.closing(open_data()) as data:
-        whole = config.steps * next(data)[1].epoch >= 1.0
-    with contextlib.closing(open_data(once=whole)) as data:
-        cache.fill(digested(itertools.islice(data, None if whole else config.steps)), score)
-    if config.data.eval is not None:
-        with contextlib.closing(pairwise.held_out(config, policy.tokenizer, policy.model)) as data:
-            cache.fill(digested(data), score)
-    return lambda report: cache(report.digests)
-
-
-def digested(
-    found: Iterable[tuple[PreferenceBatch, PreferenceReport]],
-) -> Iterator[tuple[PreferenceBatch, Sequence[str]]]:
-    """Batches with the digests of their pairs."""
-    return ((pairs, report.digests) for pairs, report in found)
-
-
-def make_score(config: Config, model: Model) -> Callable[[Params, PreferenceBatch], np.ndarray]:
-    """`(params, pairs) -> [2B]`: sums of the completions' log-probabilities."""
-    in_parts = pairwise.make_token_logps(model, config.microbatches)
-
-    def score(params: Params, pairs: PreferenceBatch) -> np.ndarray:
-        rows = batches.flat(pairs.tokens)
-        weights = pairwise.token_weights(rows.completion_mask, config.length_weight)
-        return np.sum(weights * np.asarray(in_parts(params, rows)), axis=1)
-
-    return score
-
-
 # The loop ---------------------------------------------------------------------------------------
 
 
+def asked(config: Config, policy: setup.Policy) -> Iterator[Any]:
+    """The (pairs, report) that training and evaluation will ask the reference for."""
+    open_data = functools.partial(pairwise.data, config, policy.tokenizer, policy.model)
+    yield from pair_reference.to_come(open_data, config.steps)
+    if config.data.eval is not None:
+        yield from held_out(config, policy)
+
+
+def held_out(config: Config, policy: setup.Policy) -> Iterator[Any]:
+    """The (pairs, report) of `data.eval`."""
+    with contextlib.closing(pairwise.held_out(config, policy.tokenizer, policy.model)) as data:
+        yield from data
+
+
 def make_evaluation(
-    config: Config,
-    policy: setup.Policy,
-    ref_logps: Callable[[PreferenceReport], np.ndarray],
-) -> Callable[[Params], dict[str, float]]:
-    """`params -> metrics` over the held-out pairs, each of which counts once."""
-    if config.data.eval is None:
-        return lambda params: {}
-    objective = make_objective(config, policy.model)
+    config: Config, policy: setup.Policy
+) -> Callable[[pair_reference.Known, Params], dict[str, float]]:
+    """`(the reference's numbers, params) -> metrics` over the held-out pairs, each once."""
+    measure = pairwise.make_measure(make_objective(config, policy.model), policy.model)
 
-    @jax.jit
-    def measure(params: Params, batch: Batch) -> dict[str, Array]:
-        whole = jax.tree.map(lambda x: x[0], train_step.split(batch, 1))
-        loss, found = objective(params, whole)
-        return {**found, "loss": loss}
-
-    def run(params: Params) -> dict[str, float]:
-        total: dict[str, Any] = {}
-        with contextlib.closing(pairwise.held_out(config, policy.tokenizer, policy.model)) as data:
-            for pairs, report in data:
-                batch = make_batch(config, pairs, ref_logps(report))
-                real = np.repeat(pairs.weights > 0, 2).astype(np.float32)
-                _, batch = experience.laid_out(batch._replace(loss_weights=real), 1, policy.model)
-                found = measure(params, batch)
-                total = {name: total.get(name, 0.0) + x for name, x in found.items()}
-        return pairwise.means(total)
+    def run(ref_logps: pair_reference.Known, params: Params) -> dict[str, float]:
+        if config.data.eval is None:
+            return {}
+        found = (
+            make_batch(config, pairs, ref_logps(pairs, report))._replace(
+                loss_weights=pairwise.counted(pairs)
+            )
+            for pairs, report in held_out(config, policy)
+        )
+        return pairwise.means(measure(params, found))
 
     return run
 
@@ -199,8 +159,10 @@ def train(config: Config) -> int:
             return run.exit_code
         policy = setup.load_policy(config.model, jax.random.key(config.seed))
         optimizer, schedule = optimizers.make_optimizer(config.optimizer, config.steps)
-        ref_logps = make_reference(config, policy, run.folder)
+        optimizer = moving_reference.following(optimizer, config.reference_update)
+        refer = pair_reference.make(config, policy, run.folder, lambda: asked(config, policy))
         state = train_step.init_state(policy.params, optimizer, trainable=policy.trainable)
+        state = moving_reference.started(config, policy, state)
         data = stack.enter_context(
             contextlib.closing(pairwise.data(config, policy.tokenizer, policy.model))
         )
@@ -210,18 +172,19 @@ def train(config: Config) -> int:
         print(*data.summary, sep="\n")
         objective = make_objective(config, policy.model)
         update = setup.make_update(config, objective, optimizer, policy.trainable)
-        evaluate = make_evaluation(config, policy, ref_logps)
+        evaluate = make_evaluation(config, policy)
         if start == 0:
             with here.meter.pause():
-                here.out.write(0, evaluate(state.params))
+                here.out.write(0, evaluate(refer(state), state.params))
         for step in range(start + 1, config.steps + 1):
             pairs, report = next(data)
-            batch = make_batch(config, pairs, ref_logps(report))
+            batch = make_batch(config, pairs, refer(state)(pairs, report))
             _, batch = experience.laid_out(batch, config.microbatches, policy.model)
             rate = schedule(state.step)
             state, measured = update(state, batch)
             measured = {**pairwise.summary(measured), "learning_rate": rate, **report.metrics()}
-            if pairwise.end_step(config, here, step, state, report, measured, evaluate):
+            measure = functools.partial(evaluate, refer(state))
+            if pairwise.end_step(config, here, step, state, report, measured, measure):
                 return run.exit_code
         here.saver.wait()
         setup.export(run.folder, policy, state.params, config.model.path)

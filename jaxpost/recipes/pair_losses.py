@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -22,6 +22,12 @@ class Sides(NamedTuple):
     ref_rejected: Array
     chosen_lengths: Array
     rejected_lengths: Array
+
+
+def sides(batch: Any, sums: Array) -> Sides:
+    """Of rows [2B]: chosen, rejected, chosen, …; `sums` are the policy's."""
+    lengths = jnp.sum(batch.completion_mask, axis=1)
+    return Sides(*pairwise.two(sums), *pairwise.two(batch.ref_logps), *pairwise.two(lengths))
 
 
 class Loss(NamedTuple):

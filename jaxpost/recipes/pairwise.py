@@ -79,6 +79,11 @@ def weights_of(pairs: PreferenceBatch) -> np.ndarray:
     return np.repeat(mean_weights(pairs.weights), 2)
 
 
+def counted(pairs: PreferenceBatch) -> np.ndarray:
+    """[2B]: 1 at both rows of each pair, 0 at padding: of a sum over pairs."""
+    return np.repeat(pairs.weights > 0, 2).astype(np.float32)
+
+
 def mean_weights(weights: np.ndarray) -> np.ndarray:
     """Of a mean over the update's rows."""
     return (weights / max(weights.sum(), 1e-20)).astype(np.float32)
@@ -171,6 +176,28 @@ def summary(sums: dict[str, Array]) -> dict[str, Array]:
     kept = ("loss", "grad_norm", "pairs")
     means = {n: metrics.ratio(x, sums["pairs"]) for n, x in sums.items() if n not in kept}
     return {"loss": sums["loss"], "grad_norm": sums["grad_norm"], **means}
+
+
+def make_measure(
+    objective: train_step.Objective, model: Model
+) -> Callable[[Params, Iterable[Any]], dict[str, Any]]:
+    """`(params, batches) -> sums` of what the objective returns, `loss` among it."""
+
+    @jax.jit
+    def measure(params: Params, batch: Any) -> dict[str, Array]:
+        whole = jax.tree.map(lambda x: x[0], train_step.split(batch, 1))
+        loss, found = objective(params, whole)
+        return {**found, "loss": loss}
+
+    def run(params: Params, found: Iterable[Any]) -> dict[str, Any]:
+        total: dict[str, Any] = {}
+        for batch in found:
+            _, batch = experience.laid_out(batch, 1, model)
+            measured = measure(params, batch)
+            total = {name: total.get(name, 0.0) + x for name, x in measured.items()}
+        return total
+
+    return run
 
 
 def means(total: Mapping[str, Any]) -> dict[str, float]:
