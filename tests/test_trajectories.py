@@ -85,6 +85,16 @@ def test_the_best_of_a_task_meets_each_that_is_worse():
     assert (row["first_turn"], row["chosen_turns"], row["rejected_turns"]) == (1, 2, 2)
 
 
+def test_whole_sessions_have_all_turns_on_both_sides():
+    best = session(["go", "a", "go", "b"], 1.0)
+    worse = session(["go", "a", "go", "d"], 0.0)
+    (pair,), _ = split(pairs.trajectory_pairs([best, worse], whole=True))
+    assert words(pair.row()["prompt"]) == ["go"]
+    assert (words(pair.chosen), words(pair.rejected)) == (["a", "go", "b"], ["a", "go", "d"])
+    other = session(["stay", "a"], 0.0)
+    assert split(pairs.trajectory_pairs([best, other], whole=True)) == ([], {"prompts_differ": 1})
+
+
 def test_only_the_worst_and_only_experts():
     several = [
         session(["go", text], reward) for text, reward in zip("abc", (0.9, 0.1, 0.5), strict=1)
@@ -385,6 +395,11 @@ def test_pairs_of_turns_are_read_as_preferences(tmp_path, capsys):
     assert "left out: 1 alone: the only session of its task" in printed
     assert "in.jsonl:4" in printed
     assert "wrote 2 trajectory pairs" in printed
+    out.unlink()
+    repeated = [{**row, "messages": said("go", "a", "go", *"ab"[i:])} for i, row in enumerate(rows)]
+    (pair,) = read_as(run("trajectory", tmp_path, repeated[:2], "--whole"), preference_rows.PAIRS)
+    assert words(pair.prompt) == ["go"]  # a side that says it again does not repeat the prompt
+    assert [words(side) for side in pair.completions] == [["a", "go", "a"], ["a", "go", "b"]]
     out.unlink()
     (pair,) = read_as(run("segment", tmp_path, rows), preference_rows.PAIRS)
     assert [words(side) for side in pair.completions] == [["b"], ["c"]]

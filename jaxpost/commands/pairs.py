@@ -70,7 +70,7 @@ def of_task(task: Sequence[sessions.Session], options: argparse.Namespace) -> It
     """What becomes of the sessions of one task."""
     least = -math.inf if options.least is None else options.least
     if options.kind == "trajectory":
-        return pairs.trajectory_pairs(task, least=least, worst=options.worst)
+        return pairs.trajectory_pairs(task, least=least, worst=options.worst, whole=options.whole)
     if options.kind == "suffix":
         return pairs.suffix_pairs(task, least=least)
     if options.kind == "segment":

@@ -52,6 +52,7 @@ KINDS = ("trajectory", "suffix", "group", "segment", "step", "labels")
 ONLY = {
     "least": ("trajectory", "suffix", "group"),
     "worst": ("trajectory",),
+    "whole": ("trajectory",),
     "cut": ("group",),
     "size": ("group",),
     "percentile": ("group",),
@@ -80,6 +81,8 @@ def parser() -> Parser:
     add("--overwrite", action="store_true", help="replace OUT")
     add("--least", type=within(float), help="reward that the winner, or expert, must have")
     add("--worst", action="store_true", help="trajectory: only against the worst")
+    text = "trajectory: all turns on both sides, also those that they begin with alike"
+    add("--whole", action="store_true", help=text)
     add_group_options(parser)
     add("--separator", help=r"step, labels: what is between steps (default: \n, a line break)")
     add("--soft", action="store_true", help="labels: the part that is right, not whether any is")

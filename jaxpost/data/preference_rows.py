@@ -24,7 +24,8 @@ def pair_row(cells: Cells) -> ComparedRow | Dropped:
     if any(isinstance(part, list) for part in (prompt, *sides)) or as_turns(cells):
         asked, turns = fine_tuning.asked(prompt), [fine_tuning.answered(side) for side in sides]
         before = shared(turns)
-        if asked and all(message in before for message in asked):
+        begun = bool(before) and before[0]["role"] != "assistant"  # which would go on after it
+        if asked and begun and all(message in before for message in asked):
             return conversations(cells, turns)
         prompt, sides = [*system(cells), *asked], turns
     return compared(cells, prompt, sides)

@@ -63,26 +63,31 @@ class Pair:
 
 
 def trajectory_pairs(
-    sessions: Sequence[Session], *, least: float = -float("inf"), worst: bool = False
+    sessions: Sequence[Session],
+    *,
+    least: float = -float("inf"),
+    worst: bool = False,
+    whole: bool = False,
 ) -> Found:
     """The best session of a task against each that is worse, or only against the worst.
 
     Args:
       sessions: of one task.
       least: the reward that the best must have.
+      whole: what two sessions share in the beginning is on both sides, and not in the prompt.
     """
     yield from (Dropped("branched", one.where) for one in sessions if one.branch)
-    whole = [one for one in sessions if not one.branch and one.reward is not None]
-    if not whole:
+    found = [one for one in sessions if not one.branch and one.reward is not None]
+    if not found:
         return
-    best = max(whole, key=rank)
+    best = max(found, key=rank)
     if rank(best)[0] < least:
-        yield from (Dropped("no_expert", one.where) for one in whole)
+        yield from (Dropped("no_expert", one.where) for one in found)
         return
-    if len(whole) == 1:
+    if len(found) == 1:
         yield Dropped("alone", best.where)
-    lowest = min(map(rank, whole))
-    for loser in whole:
+    lowest = min(map(rank, found))
+    for loser in found:
         if loser is best:
             continue
         if rank(loser) == rank(best):
@@ -90,16 +95,17 @@ def trajectory_pairs(
         elif worst and rank(loser) != lowest:
             yield Dropped("not_worst", loser.where)
         else:
-            yield whole_pair(best, loser)
+            yield whole_pair(best, loser, whole)
 
 
-def whole_pair(winner: Session, loser: Session) -> Pair | Dropped:
-    """Two sessions of a task; what they share in the beginning is the prompt.
+def whole_pair(winner: Session, loser: Session, whole: bool = False) -> Pair | Dropped:
+    """Two sessions of a task; what they share in the beginning is the prompt, unless `whole`.
 
     Where they differ first in a partner's turn, the agent's turn before it is compared too: it is
     the same in both, so the prompt still ends before a turn of the agent.
     """
     split = first_difference(winner.messages, loser.messages)
+    split = min(split, winner.turns[0]) if whole else split
     heads = (winner.turns, loser.turns)
     if not all(split in turns for turns in heads):
         split = max((turn for turn in winner.turns if turn < split), default=-1)
