@@ -110,7 +110,7 @@ def test_after_a_hard_update_the_loss_is_that_of_no_preference(folder, tmp_path)
 @pytest.fixture(scope="module")
 def straight(folder, tmp_path_factory):
     """A run of eight updates, whose reference moves after the third and the sixth."""
-    return trained(config_of(folder, tmp_path_factory.mktemp("straight"), microbatches=2)).parent
+    return trained(config_of(folder, tmp_path_factory.mktemp("straight"))).parent
 
 
 def test_until_it_moves_the_run_is_plain_dpo(folder, straight, tmp_path):
@@ -125,8 +125,8 @@ def test_until_it_moves_the_run_is_plain_dpo(folder, straight, tmp_path):
 
 def test_a_resumed_run_is_the_run_that_was_not_stopped(folder, straight, tmp_path):
     """Stopped between two moves, of a reference that is neither the start nor the policy."""
-    trained(config_of(folder, tmp_path, steps=4, microbatches=2))
-    model = trained(config_of(folder, tmp_path, microbatches=2))
+    trained(config_of(folder, tmp_path, steps=4))
+    model = trained(config_of(folder, tmp_path))
     done = [folder / "model.safetensors" for folder in (straight / "model", model)]
     assert done[0].read_bytes() == done[1].read_bytes()
     assert logged(straight, "loss") == logged(tmp_path, "loss")

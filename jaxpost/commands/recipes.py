@@ -16,6 +16,7 @@ RECIPES = {
     "process_reward_model": "jaxpost.recipes.process_reward_model",
     "generative_verifier": "jaxpost.recipes.generative_verifier",
     "dpo": "jaxpost.recipes.dpo",
+    "hpl": "jaxpost.recipes.hpl",
     "online_dpo": "jaxpost.recipes.online_dpo",
     "kto": "jaxpost.recipes.kto",
     "ppo": "jaxpost.recipes.ppo",

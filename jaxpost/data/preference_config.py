@@ -10,13 +10,19 @@ from jaxpost.options import check_ranges, option
 
 
 @dataclasses.dataclass(frozen=True)
-class PreferenceConfig:
-    """Files of rows that judge completions."""
+class Files:
+    """Which files."""
 
     train: Paths = option(
         help="files, folders or patterns to train on: one, a list, or a mixture {path: weight}"
     )
     eval: Paths | None = option(None, "held-out files, as `train`; null: none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadingConfig:
+    """How files of rows that judge completions are read."""
+
     format: str = option("auto", "type of the rows: auto, or the name of one")
     columns: dict[str, str] | None = option(
         None, "columns under other names, {prompt: question, chosen: best}; a.b is a key"
@@ -43,10 +49,18 @@ class PreferenceConfig:
 
     def __post_init__(self):
         check_ranges(self, "data.")
-        for name in ("train", "eval"):
-            sources.check_paths(name, getattr(self, name))
         if not self.shuffle and self.seed is not None:
             raise ValueError("data.seed is for shuffling, and data.shuffle is false; leave it out")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceConfig(ReadingConfig, Files):
+    """Files of rows that judge completions."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("train", "eval"):
+            sources.check_paths(name, getattr(self, name))
 
     def files(self) -> sources.DataConfig:
         """The same as far as reading rows goes."""

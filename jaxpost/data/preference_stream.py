@@ -4,22 +4,25 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import grain
 
 from jaxpost.batch import PreferenceBatch, StepBatch, TokenBatch, UnpairedBatch
+from jaxpost.data import messages as chats
 from jaxpost.data import preference_batches as arrays
 from jaxpost.data import sources
 from jaxpost.data.kinds import Kind
 from jaxpost.data.preference_batches import Items
 from jaxpost.data.preference_config import PreferenceConfig
 from jaxpost.data.preference_tokens import Judge, Judged
+from jaxpost.data.rows import Dropped
 from jaxpost.data.stream import DataReport, Tally, WindowStream
 
 Batch = PreferenceBatch | UnpairedBatch | StepBatch
 B_co = TypeVar("B_co", PreferenceBatch, UnpairedBatch, StepBatch, covariant=True)
+PHASES = (1, 2, 3)  # of a curriculum
 NOT_READ = ("train", "eval", "seed", "shuffle", "workers", "format", "columns", "as_chat")
 
 
@@ -34,6 +37,7 @@ class Batching(NamedTuple):
       limit: only the first so many rows of data, where they are read once.
       read_end: whether the last token is read too, for a score that is taken there (`ends`).
       vocab_size: rows with an id that the model has no embedding for are dropped.
+      last_phase: only the rows of a curriculum whose column `phase` is not above this.
       process_index, process_count: which share of the data.
     """
 
@@ -44,6 +48,7 @@ class Batching(NamedTuple):
     limit: int | None = None
     read_end: bool = False
     vocab_size: int | None = None
+    last_phase: int | None = None
     process_index: int = 0
     process_count: int = 1
 
@@ -158,8 +163,8 @@ def open_stream(
     their share of each batch.
 
     Raises:
-      FileNotFoundError, ValueError: as `sources.batches` does; or keep_start, where the last token
-        is read for what it says of the whole.
+      FileNotFoundError, ValueError: as `sources.batches` does; keep_start, where the last token is
+        read for what it says of the whole; a row without a phase, or none up to the last.
     """
     if batching.read_end and config.too_long == "keep_start":
         raise ValueError(
@@ -174,13 +179,15 @@ def open_stream(
         sources.refuse_unread(found, weights)
     seed = batching.seed if config.seed is None else config.seed
     starts = tuple(itertools.accumulate(map(len, found), initial=0))
-    numbers = [range(*ends) for ends in itertools.pairwise(starts)]
+    numbers: list[Sequence[int]] = [range(*ends) for ends in itertools.pairwise(starts)]
+    if batching.last_phase is not None:
+        numbers, weights = up_to(batching.last_phase, found, numbers, weights)
     if once:
         order = sources.mixed(numbers, None, None, 1)[: batching.limit]
         total, mine = len(order), order
     else:
         order = sources.mixed(numbers, weights, seed if config.shuffle else None, None)
-        total, mine = starts[-1], order[index::count] if count > 1 else order
+        total, mine = sum(map(len, numbers)), order[index::count] if count > 1 else order
     size = batching.batch_size * count if once else batching.batch_size
     window = min(max(size, sources.UNPACKED), math.ceil(total / (1 if once else count)))
     read = mine.map(Numbered(tuple(found), starts))
@@ -201,6 +208,40 @@ def open_stream(
         summary=sources.summary(found, None if once else weights),
         fingerprint=fingerprint(config, judge, batching, seed, found, weights),
     )
+
+
+def up_to(
+    last: int,
+    found: Sequence[sources.Source],
+    numbers: Sequence[Sequence[int]],
+    weights: Sequence[float] | None,
+) -> tuple[list[Sequence[int]], list[float] | None]:
+    """The numbers of rows whose phase is not above the last, and the weights of what has some."""
+    kept = [
+        [number for number, phase in zip(part, phases_of(source), strict=True) if phase <= last]
+        for source, part in zip(found, numbers, strict=True)
+    ]
+    if not any(kept):
+        raise ValueError(f"{', '.join(s.path for s in found)}: no row of a phase up to {last}")
+    if weights is not None:
+        weights = [weight for weight, part in zip(weights, kept, strict=True) if part]
+    return [part for part in kept if part], weights
+
+
+def phases_of(source: sources.Source) -> Iterator[int]:
+    """The phase of each row of a source; one that cannot be read is told of from the first on.
+
+    Raises:
+      ValueError: a row has none.
+    """
+    for row in map(source.__getitem__, range(len(source))):
+        phase = PHASES[0] if isinstance(row, Dropped) else row.meta.get("phase")
+        if phase not in PHASES:
+            raise ValueError(
+                f"{row.where}: column phase: expected 1, 2 or 3, got {chats.described(phase)}; "
+                "`jaxpost pairs group` writes it"
+            )
+        yield int(phase)
 
 
 def fingerprint(

@@ -399,7 +399,7 @@ def make_stream(
 
 
 def mixed(
-    sources: Sequence[Source | range],
+    sources: Sequence[Source | Sequence[int]],
     weights: Sequence[float] | None,
     seed: int | None,
     epochs: int | None,

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,13 @@ def following(config: Any, policy: setup.Policy) -> Refer:
 
 def make_score(config: Any, model: Model) -> Callable[[Params, PreferenceBatch], np.ndarray]:
     """`(params, pairs) -> [2B]`: sums of the completions' log-probabilities."""
-    in_parts = pairwise.make_token_logps(model, config.microbatches)
+    in_parts = functools.cache(functools.partial(pairwise.make_token_logps, model))
 
     def score(params: Params, pairs: PreferenceBatch) -> np.ndarray:
         rows = batches.flat(pairs.tokens)
         weights = pairwise.token_weights(rows.completion_mask, config.length_weight)
-        return np.sum(weights * np.asarray(in_parts(params, rows)), axis=1)
+        parts = math.gcd(len(pairs.rows), config.microbatches)  # of a level they may be fewer
+        return np.sum(weights * np.asarray(in_parts(parts)(params, rows)), axis=1)
 
     return score
 
