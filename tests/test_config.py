@@ -357,8 +357,10 @@ def test_contradictions_found_by_the_class_are_configuration_errors(problem):
 
 # Ranges ---------------------------------------------------------------------------------------
 
-MINIMAL = "recipe: {}\nrun: x\nmodel: {{path: m, lora: {{}}}}\ndata: {{train: t, eval: e}}\n"
-REWARDED = MINIMAL + "reward: {{function: a.b:c}}\n"
+MINIMAL = "recipe: {}\nrun: x\nmodel: {{path: m, lora: {{}}}}\ndata: {}\n"
+REWARD = "reward: {function: a.b:c}\n"
+FILES = "{train: t, eval: e}"
+LEVELS = f"{{trajectory: {FILES}, suffix: {FILES}, group: {FILES}}}"
 
 
 def numeric_keys(config_class: type, prefix: str = "") -> list[tuple[str, Range | None]]:
@@ -388,7 +390,8 @@ def test_every_numeric_key_has_a_range_and_keeps_to_it(recipe, name, within, tmp
     assert within is not None, f"{name} has no range: declare one with option(..., least=...)"
     path, config_class = tmp_path / "x.yaml", recipes.named(recipe).Config
     rewarded = any(field.name == "reward" for field in dataclasses.fields(config_class))
-    path.write_text((REWARDED if rewarded else MINIMAL).format(recipe))
+    files = LEVELS if recipe == "hpl" else FILES
+    path.write_text(MINIMAL.format(recipe, files) + REWARD * rewarded)
     edge = within.above if math.isinf(within.least) else within.least - 1
     top = min(within.below, within.most + 1, 10**39)
     for number in (edge, top, 10**39):
@@ -425,7 +428,7 @@ def test_numbers_at_the_ends_of_a_range():
 )
 def test_keys_that_contradict_each_other_are_configuration_errors(settings, said, tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text(MINIMAL.format("sft"))
+    path.write_text(MINIMAL.format("sft", FILES))
     with pytest.raises(configs.ConfigError) as caught:
         configs.load(path, settings, {"sft": recipes.named("sft").Config})
     assert said in str(caught.value)
